@@ -1,0 +1,179 @@
+"""Between the AWS SDK and the protocol: settings, the clock, and what an SDK's answer or exception means.
+
+Rule R6 lives here: whatever is not known to be a success becomes a typed error, with one sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from botocore import exceptions as aws
+from botocore.config import Config
+
+from airflow_dynamo_lock.protocol.effects import Reply, Request
+from airflow_dynamo_lock.protocol.errors import (
+    LockAccessError,
+    LockError,
+    LockRecordError,
+    LockTableError,
+    LockUnavailableError,
+)
+from airflow_dynamo_lock.protocol.table import TableExistsError, TableMissingError
+
+#: How the SDK should be set up for a lock. Its own defaults wait a minute for an answer; a holder that cannot reach
+#: DynamoDB must know within seconds.
+SDK_SETTINGS: Mapping[str, Any] = {
+    "connect_timeout": 1,
+    "read_timeout": 2,
+    "tcp_keepalive": True,
+    "retries": {"mode": "standard", "total_max_attempts": 2},
+    "max_pool_connections": 50,
+}
+
+
+def sdk_config(**overrides: Any) -> Config:
+    """`SDK_SETTINGS`, with `overrides`, for ``boto3.client("dynamodb", config=sdk_config())``."""
+    return Config(**{**SDK_SETTINGS, **overrides})
+
+
+def monotonic() -> float:
+    """Seconds on a clock that nobody sets and that goes on while the machine sleeps, where there is one (rule R4)."""
+    return _clock()
+
+
+_clock: Callable[[], float] = (
+    (lambda: time.clock_gettime(time.CLOCK_BOOTTIME)) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+
+_UNAVAILABLE = {  # error code → whether the write may have been applied
+    "ProvisionedThroughputExceededException": False,
+    "ThrottlingException": False,
+    "Throttling": False,
+    "RequestLimitExceeded": False,
+    "LimitExceededException": False,
+    "TransactionInProgressException": False,
+    "TransactionConflictException": False,
+    "InternalServerError": True,
+    "InternalFailure": True,
+    "ServiceUnavailable": True,
+    "ServiceUnavailableException": True,
+    "RequestTimeout": True,
+}
+_NO_ACCESS = {
+    "AccessDeniedException",
+    "AccessDenied",
+    "UnrecognizedClientException",
+    "InvalidClientTokenId",
+    "ExpiredTokenException",
+    "ExpiredToken",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "IncompleteSignature",
+    "IncompleteSignatureException",
+    "InvalidSignatureException",
+    "SignatureDoesNotMatch",
+    "OptInRequired",
+    "KMSAccessDeniedException",
+}
+
+
+def reply(output: Mapping[str, Any], sent_at: float, *, refused: bool = False) -> Reply:
+    """The protocol's view of what the SDK returned for a request sent at `sent_at`."""
+    metadata = output.get("ResponseMetadata", {})
+    return Reply(
+        output=output,
+        sent_at=sent_at,
+        received_at=monotonic(),
+        server_ms=_date_ms(metadata.get("HTTPHeaders", {}).get("date")),
+        refused=refused,
+        retried=metadata.get("RetryAttempts", 0) > 0,
+    )
+
+
+def answer_to(failure: Exception, request: Request, sent_at: float) -> Reply:
+    """What an exception of the SDK means: a refused write is an answer, all else a typed error, which is raised."""
+    if isinstance(failure, aws.ClientError):
+        if failure.response["Error"]["Code"] == "ConditionalCheckFailedException":
+            return reply(failure.response, sent_at, refused=True)
+        raise _service_error(failure, request) from failure
+    raise _sdk_error(failure, request) from failure
+
+
+def not_answered(request: Request) -> LockUnavailableError:
+    """The caller's time was up before an answer came."""
+    return LockUnavailableError(
+        f"DynamoDB has not answered {request.action} within {request.within or 0:.1f} s.", maybe_applied=True
+    )
+
+
+def _service_error(failure: aws.ClientError, request: Request) -> LockError:
+    code = str(failure.response["Error"]["Code"])
+    message = str(failure.response["Error"].get("Message") or code)
+    status = failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    table = _table_of(request)
+    if code in _NO_ACCESS:
+        return LockAccessError(
+            f"AWS does not allow {request.action} on the lock table {table!r} ({code}: {message}): "
+            "check the credentials and the IAM policy."
+        )
+    if code == "ResourceNotFoundException":
+        return TableMissingError(
+            f"The lock table {table!r} does not exist in this account and region: "
+            "create it with client.create_table(), or check its name and the region."
+        )
+    if code in ("ResourceInUseException", "TableAlreadyExistsException"):
+        return TableExistsError(f"The table {table!r} exists already or is being changed just now.")
+    if code == "ValidationException":
+        if "key element does not match the schema" in message or "Missing the key" in message:
+            return LockTableError(
+                f"The table {table!r} is not a lock table, its keys differ ({message}): "
+                "check its name; client.check_table() says what is expected and what was found."
+            )
+        if request.action == "UpdateItem":
+            return LockRecordError(
+                f"The record of the lock {request.params['Key']['key']['S']!r} in table {table!r} cannot be updated "
+                f"({message}): another program may have damaged it; look at the item before you mend or delete it."
+            )
+    if code in _UNAVAILABLE or status >= 500:
+        return LockUnavailableError(
+            f"DynamoDB did not serve {request.action} on table {table!r} ({code}: {message}).",
+            maybe_applied=_UNAVAILABLE.get(code, True),
+        )
+    return LockError(f"DynamoDB refused {request.action} on table {table!r} ({code}: {message}).")
+
+
+def _sdk_error(failure: Exception, request: Request) -> LockError:
+    if isinstance(
+        failure, (aws.NoCredentialsError, aws.PartialCredentialsError, aws.CredentialRetrievalError)
+    ):
+        return LockAccessError(
+            f"There are no usable AWS credentials ({failure}): configure them for this process."
+        )
+    if isinstance(failure, aws.NoRegionError):
+        return LockAccessError("No AWS region is configured: set region_name, or AWS_DEFAULT_REGION.")
+    if isinstance(failure, (aws.EndpointConnectionError, aws.ConnectTimeoutError, aws.ProxyConnectionError)):
+        return LockUnavailableError(f"DynamoDB cannot be reached ({failure}).", maybe_applied=False)
+    if isinstance(failure, (aws.HTTPClientError, aws.ConnectionError)):
+        return LockUnavailableError(
+            f"The connection to DynamoDB broke during {request.action} ({failure}).", maybe_applied=True
+        )
+    if isinstance(failure, aws.BotoCoreError):
+        return LockError(f"The AWS SDK could not send {request.action}: {failure}")
+    raise failure
+
+
+def _table_of(request: Request) -> str:
+    params = request.params
+    return str(params.get("TableName") or next(iter(params.get("RequestItems", {"?": None}))))
+
+
+def _date_ms(header: str | None) -> int | None:
+    if not header:
+        return None
+    try:
+        return int(parsedate_to_datetime(header).timestamp() * 1000)
+    except ValueError:
+        return None

@@ -1,0 +1,112 @@
+"""What an operation asks of the world, and what it is told.
+
+An operation is a generator: ``reply = yield request``. A driver (`client/sync.py`, `client/aio.py`, or a simulator)
+carries the effect out and sends the matching answer in; if that fails it throws a typed error in instead.
+All times called ``…_at`` are seconds on the driver's monotonic clock, which keeps counting while the machine sleeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of the DynamoDB API, in the SDK's own words. Answered by `Reply`.
+
+    :ivar action: the API action, e.g. ``UpdateItem``.
+    :ivar params: its parameters, attribute values in DynamoDB's typed form.
+    :ivar within: seconds after which the caller stops waiting for the answer; None leaves it to the SDK's timeouts.
+    """
+
+    action: str
+    params: Mapping[str, Any]
+    within: float | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a `Request`.
+
+    :ivar output: what the SDK returned. For a refused write, ``{"Item": …}`` where the engine showed the item.
+    :ivar refused: the write's condition did not hold; nothing was changed *by the last attempt*.
+    :ivar retried: the SDK sent the request more than once, so an attempt before the refused one may have been applied.
+    :ivar server_ms: the ``Date`` header of this very response, epoch milliseconds; None where there was none.
+    """
+
+    output: Mapping[str, Any]
+    sent_at: float
+    received_at: float
+    server_ms: int | None = None
+    refused: bool = False
+    retried: bool = False
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Do nothing for so many seconds. Answered by the time (monotonic seconds) when it was over."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class WaitForRoom:
+    """Wait until the lock seems to have room, as the shared poller sees it (`watch.py`), or the time is up.
+
+    Answered by the time (monotonic seconds). A woken waiter has to try: only a write decides.
+
+    :ivar slots: how many slots the waiter needs.
+    :ivar takes: it is about to take them, so those behind it are not woken for the same slots.
+    """
+
+    key: str
+    slots: int
+    takes: bool
+    poll_interval: float
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What each single write attempt has of its own. A resend under the *same* version would not show observers that
+    the holder was alive the second time (rule R3), so every attempt gets a new one.
+
+    :ivar version: a fresh random id.
+    :ivar server_ms: DynamoDB's time as this process estimates it, epoch milliseconds; None before any ``Date`` was seen.
+    :ivar host_ms: the host's wall clock, epoch milliseconds. Good enough for people to read; never for deciding who is
+        dead.
+    """
+
+    version: str
+    server_ms: int | None
+    host_ms: int
+
+    @property
+    def best_ms(self) -> int:
+        """Server time where known, else the host's clock."""
+        return self.host_ms if self.server_ms is None else self.server_ms
+
+
+Effect = Request | Sleep | WaitForRoom
+Operation = Generator[Effect, Any, T]
+
+
+@dataclass
+class ServerClock:
+    """DynamoDB's time: the last ``Date`` header seen plus the monotonic time since (rule R3)."""
+
+    _date_ms: int | None = field(default=None)
+    _seen_at: float = field(default=0.0)
+
+    def note(self, reply_server_ms: int | None, received_at: float) -> None:
+        """Take in the ``Date`` of a response that arrived at `received_at`."""
+        if reply_server_ms is not None:
+            self._date_ms, self._seen_at = reply_server_ms, received_at
+
+    def at(self, now: float) -> int | None:
+        """Server time at monotonic `now`, epoch milliseconds; None if no ``Date`` was ever seen."""
+        return None if self._date_ms is None else self._date_ms + int((now - self._seen_at) * 1000)

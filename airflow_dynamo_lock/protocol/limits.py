@@ -1,0 +1,68 @@
+"""What an argument must be, checked before anything is sent. Each rule is one function with its sentence."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+from airflow_dynamo_lock.protocol.errors import LockValueError
+
+Seconds = float | int | timedelta
+
+#: DynamoDB's limit for a partition key, in bytes of UTF-8.
+MAX_KEY_BYTES = 2048
+#: The share of a lease that its holder does without (rule R4): two machines' clocks may run at rates that differ by
+#: this much, and a holder still gives up before another may take over.
+MARGIN = 0.1
+#: How long a lease lasts after it was abandoned while processes were inside (rule R8), in seconds.
+RELEASE_GRACE = 15.0
+
+
+def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
+    """A duration in seconds, from a number or a timedelta: finite, and more than zero unless `zero` allows that."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise LockValueError(f"{name} must be a number of seconds or a timedelta, not {value!r}.")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        least = "zero or more" if zero else "more than zero"
+        raise LockValueError(f"{name} must be a finite time, {least}, not {value!r} seconds.")
+    return float(value)
+
+
+def checked_key(key: str) -> str:
+    """A key that DynamoDB can store: text, not empty, at most 2,048 bytes."""
+    if not isinstance(key, str):
+        raise LockValueError(f"A lock's key must be text, not {key!r}.")
+    if not key:
+        raise LockValueError("A lock's key must not be empty: give the locked resource a name.")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise LockValueError(
+            f"The lock key {key!r} is not valid Unicode: it holds a lone surrogate."
+        ) from None
+    if size > MAX_KEY_BYTES:
+        raise LockValueError(
+            f"The lock key {key[:40]!r}… has {size} bytes; DynamoDB takes at most {MAX_KEY_BYTES}: use a shorter name or a hash."
+        )
+    return key
+
+
+def checked_slots(slots: int, capacity: int) -> None:
+    """Slots and capacity are whole numbers, and the slots asked for could ever be free."""
+    for name, value in (("slots", slots), ("capacity", capacity)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LockValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
+    if slots > capacity:
+        raise LockValueError(f"{slots} slots can never be free in a lock with a capacity of {capacity}.")
+
+
+def checked_heartbeat(heartbeat: float, lease: float) -> float:
+    """A lease must outlive one lost heartbeat, so it lasts at least two intervals."""
+    if lease < 2 * heartbeat:
+        raise LockValueError(
+            f"A lease of {lease:g} s is shorter than two heartbeats of {heartbeat:g} s: "
+            "lengthen the lease or beat more often, else one lost heartbeat loses the lock."
+        )
+    return heartbeat

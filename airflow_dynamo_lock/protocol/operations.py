@@ -1,0 +1,423 @@
+"""Take, keep and give back: the operations on a lock.
+
+What holds, if a table's clocks and the hosts' rates are within the bounds that `staleness` names: at no time do
+holders that still believe in their lease (`Term`) have more slots than the lock's capacity. What does not: nobody can
+stop a process that is paused between looking at its lease and writing to the resource; for that each grant carries a
+fencing token.
+
+Each write is repeated only where its refusal shows that the world has moved in our favour, so an uncontended acquire,
+heartbeat and release are one request each, and a refused acquire is one as well (rule R2).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, WaitForRoom
+from airflow_dynamo_lock.protocol.errors import (
+    CapacityMismatchError,
+    LockError,
+    LockNotHeldError,
+    LockTimeoutError,
+    LockUnavailableError,
+)
+from airflow_dynamo_lock.protocol.model import (
+    Abandoned,
+    Broken,
+    Busy,
+    Claim,
+    Ending,
+    Granted,
+    Holder,
+    LockRecord,
+    Lost,
+    Released,
+    Renewed,
+    Term,
+)
+from airflow_dynamo_lock.protocol.native import NativeFormat
+from airflow_dynamo_lock.protocol.staleness import Observer
+
+log = logging.getLogger("airflow_dynamo_lock")
+
+# How often an acquire that is refused, but sees room in the refusal, tries again before it counts as busy.
+_ROUNDS = 8
+# A host clock further off than this is corrected after the fact; nearer, it cannot outrun the record's retention.
+_WRONG_CLOCK_MS = 3600 * 1000
+# What a caller that gives up still spends on undoing an acquire whose fate it does not know, in seconds.
+_UNDO_WITHIN = 3.0
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations on the locks of one table, as one process performs them.
+
+    :ivar format: builds the requests and reads the records.
+    :ivar stamp: makes what each write attempt has of its own, anew for each.
+    :ivar observer: what this process has seen of holders.
+    """
+
+    format: NativeFormat
+    stamp: Callable[[], Stamp]
+    observer: Observer
+
+    # -- take ---------------------------------------------------------------------------------------------------
+
+    def try_acquire(
+        self, claim: Claim, *, within: float | None = None, undo: bool
+    ) -> Operation[Granted | Busy]:
+        """Take the lock if it is free or its holder is dead.
+
+        :param within: seconds that the caller has for each request.
+        :param undo: on a failure that leaves it open whether the write was applied, give the lease back (rule R5).
+            Only for a lease id that nobody else can be using: two processes of Airflow may run the same attempt.
+        :raises CapacityMismatchError: it is in use with another capacity.
+        """
+        try:
+            return (yield from self._take(claim, within))
+        except BaseException as failure:
+            if undo and _maybe_applied(failure):
+                try:
+                    yield _within(
+                        self.format.release(claim.key, claim.lease_id, claim.slots, self.stamp()),
+                        _UNDO_WITHIN,
+                    )
+                except Exception as also:
+                    log.debug(
+                        "Could not undo the acquire of %r (lease %s): %s", claim.key, claim.lease_id, also
+                    )
+            raise
+
+    def _take(self, claim: Claim, within: float | None) -> Operation[Granted | Busy]:
+        record: LockRecord | None = None
+        stamp = self.stamp()
+        request = self.format.take_idle(claim, stamp)
+        reclaimed: tuple[Holder, ...] = ()
+        for _ in range(_ROUNDS):
+            reply: Reply = yield _within(request, within)
+            if not reply.refused:
+                return (yield from self._granted(claim, reply, stamp, reclaimed))
+            record, reply = yield from self._record_after(claim.key, reply, within)
+            stamp, reclaimed = self.stamp(), ()
+            if record is None or not record.holders:
+                request = self.format.take_idle(claim, stamp)
+                continue
+            mine = record.holders.get(claim.lease_id)
+            if mine is not None:
+                if mine.ending:
+                    return Busy(record)
+                request = self.format.take_again(claim, stamp)
+                continue
+            earlier = [each for each in record.holders.values() if claim.supersedes(each) and not each.ending]
+            if earlier:
+                for holder in earlier:
+                    log.info(
+                        "Lease %s of %r ends: a later attempt of its task acquires.",
+                        holder.lease_id,
+                        claim.key,
+                    )
+                    yield from self.release(claim.key, holder.lease_id, holder.slots, claim.grace_ms)
+                request = self.format.take_idle(claim, stamp)
+                continue
+            dead = self.observer.see(record, reply)
+            if record.capacity != claim.capacity and len(dead) < len(record.holders):
+                raise CapacityMismatchError(
+                    f"The lock {claim.key!r} is in use with a capacity of {record.capacity}, not {claim.capacity}: "
+                    f"use the same capacity everywhere, or wait until it is free. {record.describe()}."
+                )
+            if record.capacity == claim.capacity and record.available >= claim.slots:
+                request = self.format.take_room(claim, stamp)
+            elif victims := _enough(claim, record, dead):
+                reclaimed = victims
+                request = self.format.reclaim(claim, record, victims, stamp)
+            else:
+                return Busy(record)
+        # Others were quicker each time. That is contention, and waiting is the answer to it.
+        return Busy(record or LockRecord(claim.key, claim.capacity, claim.capacity, {}, token=0))
+
+    def _granted(
+        self, claim: Claim, reply: Reply, stamp: Stamp, reclaimed: tuple[Holder, ...]
+    ) -> Operation[Granted]:
+        record = self.format.record(reply.output["Attributes"], reply.server_ms)
+        acquired_at_ms, token = record.holders[claim.lease_id].acquired_at_ms, record.token
+        if (
+            stamp.server_ms is None
+            and reply.server_ms is not None
+            and abs(reply.server_ms - stamp.host_ms) > _WRONG_CLOCK_MS
+        ):
+            # A process's very first write has only the host's clock to seed a token and an expiry with. The answer
+            # to it carries the server's time, which shows that the clock is wrong: put right what it has written.
+            fresh = self.stamp()
+            right = reply.server_ms + 1 if token == stamp.host_ms + 1 else token
+            corrected: Reply = yield self.format.set_token(claim, token, right, fresh)
+            if not corrected.refused:
+                token = right
+        return Granted(claim, token, acquired_at_ms, reply.sent_at, reclaimed)
+
+    def acquire(
+        self,
+        claim: Claim,
+        *,
+        now: float,
+        timeout: float | None,
+        poll_interval: float,
+        undo: bool,
+        on_busy: Callable[[LockRecord], None] | None = None,
+    ) -> Operation[Granted]:
+        """Take the lock as soon as it is free or its holder is dead.
+
+        :param now: the present monotonic time.
+        :param timeout: seconds to wait at most; 0 tries once, None waits without end.
+        :param on_busy: told each time that a try found the lock taken.
+        :raises LockTimeoutError: it was not free in time; the message names the holders.
+        :raises LockUnavailableError: DynamoDB could not be reached, up to the last moment.
+        """
+        deadline = None if timeout is None else now + timeout
+        record: LockRecord | None = None
+        while True:
+            left = None if deadline is None else max(0.0, deadline - now)
+            try:
+                # Even a timeout of 0 leaves one request the time to be answered.
+                outcome = yield from self.try_acquire(claim, within=left or None, undo=undo)
+            except LockUnavailableError as unavailable:
+                if left is not None and left <= poll_interval:
+                    raise
+                log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
+                now = yield Sleep(poll_interval)
+                continue
+            if isinstance(outcome, Granted):
+                return outcome
+            record = outcome.record
+            if on_busy is not None:
+                on_busy(record)
+            if deadline is not None and now >= deadline:
+                raise LockTimeoutError(_not_in_time(claim.key, timeout or 0.0, record), record)
+            now = yield WaitForRoom(
+                claim.key,
+                claim.slots,
+                takes=True,
+                poll_interval=poll_interval,
+                seconds=None if deadline is None else max(0.0, deadline - now),
+            )
+
+    def wait(
+        self, key: str, slots: int, *, now: float, timeout: float | None, poll_interval: float
+    ) -> Operation[LockRecord | None]:
+        """Wait until so many slots could be taken, without taking them. Returns the lock as it is then.
+
+        :raises LockTimeoutError: they were not free in time.
+        """
+        deadline = None if timeout is None else now + timeout
+        while True:
+            record, room = yield from self.room(key, slots)
+            if room:
+                return record
+            if deadline is not None and now >= deadline:
+                raise LockTimeoutError(_not_in_time(key, timeout or 0.0, record), record)
+            left = None if deadline is None else max(0.0, deadline - now)
+            now = yield WaitForRoom(key, slots, takes=False, poll_interval=poll_interval, seconds=left)
+
+    # -- keep ---------------------------------------------------------------------------------------------------
+
+    def heartbeat(
+        self, key: str, lease_id: str, lease_ms: int, *, within: float | None = None
+    ) -> Operation[Renewed | Lost]:
+        """Show that the holder lives."""
+        request = self.format.heartbeat(key, lease_id, lease_ms, self.stamp())
+        reply: Reply = yield _within(request, within)
+        return (yield from self._renewed(key, lease_id, reply, within))
+
+    def keep_alive(
+        self,
+        key: str,
+        lease_id: str,
+        lease_ms: int,
+        interval: float,
+        term: Term,
+        *,
+        until_ending: bool = False,
+    ) -> Operation[Ending | None]:
+        """Beat every `interval` seconds until the lease is lost, which `term` then tells.
+
+        A beat that fails is tried again until the lease's own deadline, and none may take longer than that: its
+        holder gives up in time even if the network never answers (rule R4).
+
+        :param lease_ms: for how long this holder counts on a beat; at most the lease that the record shows.
+        :param until_ending: stop, without a loss, when the lease has been abandoned (rule R8).
+        """
+        pause = interval
+        while True:
+            yield Sleep(min(pause, term.remaining()))
+            remaining = term.remaining()
+            if remaining <= 0:
+                term.lose("no heartbeat has succeeded in time")
+                return None
+            try:
+                outcome = yield from self.heartbeat(key, lease_id, lease_ms, within=remaining)
+            except LockError as failure:
+                log.warning("Heartbeat of %r (lease %s) failed, trying again: %s", key, lease_id, failure)
+                pause = min(interval, 1.0)
+                continue
+            if isinstance(outcome, Lost):
+                term.lose(outcome.describe())
+                return None
+            log.debug("Heartbeat of %r (lease %s).", key, lease_id)
+            if until_ending and outcome.holder.ending:
+                return Ending(outcome.holder)
+            # An abandoned lease is the shorter one that the record shows now.
+            term.renewed(outcome.sent_at, min(lease_ms, outcome.holder.lease_ms))
+            pause = interval
+
+    def enter(
+        self, key: str, lease_id: str, process: str, lease_ms: int, *, within: float | None = None
+    ) -> Operation[Renewed | Ending | Lost]:
+        """Note that a guarded process is inside (rule R8)."""
+        reply: Reply = yield _within(
+            self.format.enter(key, lease_id, process, lease_ms, self.stamp()), within
+        )
+        if reply.refused:
+            record, _ = yield from self._record_after(key, reply, within)
+            if record is not None and lease_id in record.holders:
+                return Ending(record.holders[lease_id])
+            return Lost(record)
+        return (yield from self._renewed(key, lease_id, reply, within))
+
+    def _renewed(
+        self, key: str, lease_id: str, reply: Reply, within: float | None
+    ) -> Operation[Renewed | Lost]:
+        if reply.refused:
+            record, _ = yield from self._record_after(key, reply, within)
+            return Lost(record)
+        record = self.format.record(reply.output["Attributes"], reply.server_ms)
+        return Renewed(record.holders[lease_id], reply.sent_at)
+
+    # -- give back ----------------------------------------------------------------------------------------------
+
+    def leave(
+        self, key: str, lease_id: str, process: str, slots: int, lease_ms: int, grace_ms: int
+    ) -> Operation[Released | Renewed | Lost]:
+        """Note that a guarded process has left; the last one to leave an abandoned lease releases it (rule R8)."""
+        reply: Reply = yield self.format.leave(key, lease_id, process, lease_ms, self.stamp())
+        if reply.refused:
+            record, _ = yield from self._record_after(key, reply, None)
+            return Lost(record)
+        holder = self.format.record(reply.output["Attributes"], reply.server_ms).holders[lease_id]
+        if holder.ending and not holder.inside:
+            outcome = yield from self.release(key, lease_id, slots, grace_ms)
+            if not isinstance(outcome, Abandoned):
+                return outcome
+        return Renewed(holder, reply.sent_at)
+
+    def release(
+        self, key: str, lease_id: str, slots: int, grace_ms: int
+    ) -> Operation[Released | Abandoned | Lost]:
+        """Give the slots back; while processes are inside, abandon the lease instead (rule R8)."""
+        reply: Reply = yield self.format.release(key, lease_id, slots, self.stamp())
+        if not reply.refused:
+            return Released()
+        retried = reply.retried
+        record, _ = yield from self._record_after(key, reply, None)
+        if record is not None and lease_id in record.holders:
+            reply = yield self.format.abandon(key, lease_id, grace_ms, self.stamp())
+            if not reply.refused:
+                record = self.format.record(reply.output["Attributes"], reply.server_ms)
+                return Abandoned(record.holders[lease_id])
+            record, _ = yield from self._record_after(key, reply, None)
+            if record is not None and lease_id in record.holders:
+                return Abandoned(record.holders[lease_id])  # by somebody else, before
+        # Not there: the attempt before the refused one has removed it, or it was gone already (rule R5).
+        return Released() if retried else Lost(record)
+
+    def break_(self, key: str, lease_id: str) -> Operation[Broken]:
+        """Take a lease away from whoever holds it.
+
+        :raises LockNotHeldError: it is not among the holders.
+        """
+        record = yield from self.get(key)
+        holder = record.holders.get(lease_id) if record else None
+        if holder is not None:
+            reply: Reply = yield self.format.break_(key, lease_id, holder.slots, self.stamp())
+            if not reply.refused:
+                return Broken(holder)
+            record, _ = yield from self._record_after(key, reply, None)
+        raise LockNotHeldError(
+            f"The lease {lease_id} does not hold the lock {key!r}, so there is nothing to break. "
+            f"{record.describe() if record else 'Not locked'}."
+        )
+
+    # -- look ---------------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> Operation[LockRecord | None]:
+        """The lock as it is now, None if it has never been used or is long forgotten."""
+        reply: Reply = yield self.format.get(key)
+        item = reply.output.get("Item")
+        return self.format.record(item, reply.server_ms) if item else None
+
+    def room(self, key: str, slots: int) -> Operation[tuple[LockRecord | None, bool]]:
+        """The lock as it is now, and whether so many slots could be taken from it."""
+        reply: Reply = yield self.format.get(key)
+        item = reply.output.get("Item")
+        if not item:
+            return None, True
+        record = self.format.record(item, reply.server_ms)
+        dead = self.observer.see(record, reply)
+        return record, room(record, dead) >= slots
+
+    def page(
+        self, cursor: Mapping[str, Any] | None
+    ) -> Operation[tuple[list[LockRecord], Mapping[str, Any] | None]]:
+        """One page of all locks, and where the next one starts (None after the last)."""
+        reply: Reply = yield self.format.scan(cursor)
+        records = [self.format.record(item, reply.server_ms) for item in reply.output.get("Items", ())]
+        return records, reply.output.get("LastEvaluatedKey")
+
+    def _record_after(
+        self, key: str, reply: Reply, within: float | None
+    ) -> Operation[tuple[LockRecord | None, Reply]]:
+        """The lock as the refusal showed it, or, where the engine does not show it, as a read finds it (rule R2)."""
+        item = reply.output.get("Item")
+        if not item:
+            reply = yield _within(self.format.get(key), within)
+            item = reply.output.get("Item")
+        return (self.format.record(item, reply.server_ms) if item else None), reply
+
+
+def room(record: LockRecord, dead: list[Holder]) -> int:
+    """The slots that somebody could take: the free ones and those of the dead."""
+    return record.available + sum(holder.slots for holder in dead)
+
+
+def _enough(claim: Claim, record: LockRecord, dead: list[Holder]) -> tuple[Holder, ...]:
+    """As many of the dead as must make place for the claim, none if all of them are not enough.
+
+    All of them where the capacity changes: only an otherwise empty lock may do that.
+    """
+    if record.capacity != claim.capacity:
+        return tuple(dead)
+    chosen: list[Holder] = []
+    free = record.available
+    for holder in dead:
+        chosen.append(holder)
+        free += holder.slots
+        if free >= claim.slots:
+            return tuple(chosen)
+    return ()
+
+
+def _maybe_applied(failure: BaseException) -> bool:
+    """Whether a write that ended like this may have taken effect: no answer came, or nobody waited for it."""
+    if isinstance(failure, LockUnavailableError):
+        return failure.maybe_applied
+    return not isinstance(failure, (Exception, GeneratorExit))
+
+
+def _within(request: Request, within: float | None) -> Request:
+    return request if within is None else Request(request.action, request.params, within)
+
+
+def _not_in_time(key: str, timeout: float, record: LockRecord | None) -> str:
+    who = record.describe() if record else "Nobody holds it, but others were quicker"
+    return f"The lock {key!r} was not free within {timeout:g} s. {who}."

@@ -1,0 +1,142 @@
+"""Many waiters, one poller (rule R11): who waits for what, what to read, and whom to wake.
+
+Each process has one `Watch` per table. Its poller reads all the keys that anybody here waits for, 100 in a request,
+and wakes only waiters whose lock came free, in the order they came, and no more of them than there is room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from airflow_dynamo_lock.protocol.effects import Operation, Reply, Sleep, WaitForRoom
+from airflow_dynamo_lock.protocol.errors import LockError, LockUnavailableError
+from airflow_dynamo_lock.protocol.model import LockRecord
+from airflow_dynamo_lock.protocol.native import NativeFormat
+from airflow_dynamo_lock.protocol.operations import log, room
+from airflow_dynamo_lock.protocol.staleness import Observer
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One waiter's place.
+
+    :ivar wake: called when there seems to be room; with an error when the poller cannot go on.
+    """
+
+    wants: WaitForRoom
+    wake: Callable[[LockError | None], None]
+
+
+@dataclass(eq=False)
+class Sight:
+    """One who wants to know when a lease ends, such as its keeper when another process releases it.
+
+    :ivar gone: called each time that the lease is not among the holders, or is ending, as far as can be seen.
+    """
+
+    key: str
+    lease_id: str
+    poll_interval: float
+    gone: Callable[[], None]
+
+
+@dataclass
+class Watch:
+    """The waiters of one process on one table. The driver guards it against concurrent use."""
+
+    format: NativeFormat
+    observer: Observer
+    tickets: dict[str, list[Ticket]] = field(default_factory=dict)
+    sights: dict[str, list[Sight]] = field(default_factory=dict)
+
+    def add(self, place: Ticket | Sight) -> None:
+        """Take a place at the end of the key's queue."""
+        if isinstance(place, Ticket):
+            self.tickets.setdefault(place.wants.key, []).append(place)
+        else:
+            self.sights.setdefault(place.key, []).append(place)
+
+    def remove(self, place: Ticket | Sight) -> None:
+        """Give the place up; a key that nobody looks at is no longer read."""
+        if isinstance(place, Ticket):
+            _drop(self.tickets, place.wants.key, place)
+        else:
+            _drop(self.sights, place.key, place)
+
+    def __bool__(self) -> bool:
+        return bool(self.tickets or self.sights)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between polls: that of the most impatient."""
+        intervals = [ticket.wants.poll_interval for queue in self.tickets.values() for ticket in queue]
+        intervals += [sight.poll_interval for seen in self.sights.values() for sight in seen]
+        return min(intervals, default=1.0)
+
+    def poll(self, jitter: Callable[[], float]) -> Operation[None]:
+        """Read and wake for as long as anybody waits.
+
+        :param jitter: draws from 0…1. Intervals are stretched by up to a quarter of it, so that the pollers of many
+            processes do not fall into step.
+        """
+        while self:
+            yield Sleep(self.interval * (1 + jitter() / 4))
+            for request in self.format.batch_get(self.tickets.keys() | self.sights.keys()):
+                keys = {
+                    each["key"]["S"] for each in request.params["RequestItems"][self.format.table]["Keys"]
+                }
+                try:
+                    reply: Reply = yield request
+                except LockUnavailableError as unavailable:
+                    log.warning("Cannot see the locks that are waited for, trying again: %s", unavailable)
+                    continue
+                except LockError as failure:
+                    self.fail(failure)
+                    continue
+                records = {
+                    each.key: each for each in self.format.batch_records(reply.output, reply.server_ms)
+                }
+                for key in keys - self.format.unprocessed_keys(reply.output):
+                    self._seen(key, records.get(key), reply)
+
+    def ended(self, key: str, lease_id: str, *, freed: bool) -> None:
+        """This process has just ended a lease: those here who wait for that need not wait for a poll."""
+        for sight in self.sights.get(key, ()):
+            if sight.lease_id == lease_id:
+                sight.gone()
+        for ticket in self.tickets.get(key, ())[: int(freed)]:
+            ticket.wake(None)
+
+    def fail(self, failure: LockError) -> None:
+        """Nobody here can go on waiting."""
+        for queue in list(self.tickets.values()):
+            for ticket in queue:
+                ticket.wake(failure)
+
+    def _seen(self, key: str, record: LockRecord | None, reply: Reply) -> None:
+        for sight in self.sights.get(key, ()):
+            holder = record.holders.get(sight.lease_id) if record else None
+            if holder is None or holder.ending:
+                sight.gone()
+        left: float = float("inf")
+        most: float = float("inf")
+        if record is not None:
+            left, most = room(record, self.observer.see(record, reply)), record.capacity
+        taken = False
+        for ticket in self.tickets.get(key, ()):
+            # Somebody who wants more than there is at all is woken too: to be told so.
+            needs = min(ticket.wants.slots, most)
+            if left < needs or (record is None and taken and ticket.wants.takes):
+                continue
+            ticket.wake(None)
+            if ticket.wants.takes:
+                left, taken = left - needs, True
+
+
+def _drop(places: dict[str, list], key: str, place: object) -> None:  # type: ignore[type-arg]
+    queue = places.get(key, [])
+    if place in queue:
+        queue.remove(place)
+    if not queue:
+        places.pop(key, None)
