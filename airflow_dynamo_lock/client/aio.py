@@ -15,7 +15,7 @@ from airflow_dynamo_lock.client.core import ClaimOptions, ClientCore, OnLost
 from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, reply
 from airflow_dynamo_lock.protocol import limits, table
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, WaitForRoom
-from airflow_dynamo_lock.protocol.errors import LockError, LockLostError
+from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockUnavailableError
 from airflow_dynamo_lock.protocol.limits import Seconds, seconds
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
@@ -172,7 +172,10 @@ class AsyncLockClient:
                 await seen.wait()
                 seen.clear()
                 # The poller's reads may be older than the lease itself: ask once more, consistently.
-                record = await self.get(lease.key)
+                try:
+                    record = await self.get(lease.key)
+                except LockUnavailableError:
+                    continue  # the poller goes on, and shows it again
                 holder = record.holders.get(lease.lease_id) if record else None
                 if holder is None or holder.ending:
                     return record
@@ -195,9 +198,9 @@ class AsyncLockClient:
         """See `LockClient.release`."""
         return isinstance(await self.give_back(lease), Released)
 
-    async def give_back(self, lease: Lease) -> Released | Abandoned | Lost:
+    async def give_back(self, lease: Lease, *, patience: Seconds = 0) -> Released | Abandoned | Lost:
         """See `LockClient.give_back`."""
-        outcome = await self._run(self._core.give_back(lease))
+        outcome = await self._run(self._core.give_back(lease, patience))
         self._tell_waiters(lease, outcome)
         return outcome
 
@@ -210,6 +213,11 @@ class AsyncLockClient:
     async def get(self, key: str) -> LockRecord | None:
         """See `LockClient.get`."""
         return await self._run(self._core.operations.get(limits.checked_key(key)))
+
+    async def look(self, key: str, *, slots: int = 1) -> tuple[LockRecord | None, bool]:
+        """See `LockClient.look`."""
+        limits.checked_slots(slots, slots)
+        return await self._run(self._core.operations.room(limits.checked_key(key), slots))
 
     async def list(self) -> AsyncIterator[LockRecord]:
         """See `LockClient.list`; to be used with ``async for``."""
@@ -265,7 +273,7 @@ class AsyncLockClient:
             raise not_answered(request) from None
         except Exception as failure:
             answer = answer_to(failure, request, sent_at)
-        self._core.clock.note(answer.server_ms, answer.received_at)
+        self._core.clock.note(answer)
         return answer
 
     def _queue(self, place: Ticket | Sight) -> None:

@@ -12,8 +12,8 @@ from typing import Any, TypedDict
 
 from airflow_dynamo_lock.client.wire import monotonic
 from airflow_dynamo_lock.protocol import limits
-from airflow_dynamo_lock.protocol.effects import Operation, ServerClock, Stamp
-from airflow_dynamo_lock.protocol.errors import LockLostError, LockValueError
+from airflow_dynamo_lock.protocol.effects import Operation, ServerClock, Sleep, Stamp
+from airflow_dynamo_lock.protocol.errors import LockLostError, LockUnavailableError, LockValueError
 from airflow_dynamo_lock.protocol.limits import Seconds, seconds
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
@@ -178,9 +178,24 @@ class ClientCore:
             log.info("Released the lock %r (lease %s): the last process has left.", lease.key, lease.lease_id)
         return outcome
 
-    def give_back(self, lease: Lease) -> Operation[Released | Abandoned | Lost]:
+    def give_back(self, lease: Lease, patience: Seconds) -> Operation[Released | Abandoned | Lost]:
         """See `LockClient.give_back`."""
-        outcome = yield from self.operations.release(lease.key, lease.lease_id, lease.slots, lease.grace_ms)
+        deadline = monotonic() + seconds("patience", patience, zero=True)
+        applied = False
+        while True:
+            try:
+                outcome = yield from self.operations.release(
+                    lease.key, lease.lease_id, lease.slots, lease.grace_ms
+                )
+                break
+            except LockUnavailableError as failure:
+                if monotonic() >= deadline:
+                    raise
+                applied |= failure.maybe_applied
+                log.warning("Releasing %r (lease %s), trying again: %s", lease.key, lease.lease_id, failure)
+                yield Sleep(1.0)
+        if isinstance(outcome, Lost) and applied:
+            outcome = Released()  # by the attempt whose answer was lost (rule R5)
         if lease.term is not None:
             lease.term.lose("it was released")
         match outcome:

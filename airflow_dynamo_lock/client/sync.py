@@ -195,9 +195,12 @@ class LockClient:
         """Give the lock back. True if that freed it; False if it was not ours any more, or processes are inside."""
         return isinstance(self.give_back(lease), Released)
 
-    def give_back(self, lease: Lease) -> Released | Abandoned | Lost:
-        """`release`, telling what became of it."""
-        outcome = self._run(self._core.give_back(lease))
+    def give_back(self, lease: Lease, *, patience: Seconds = 0) -> Released | Abandoned | Lost:
+        """`release`, telling what became of it.
+
+        :param patience: for how many seconds to try again while DynamoDB cannot be reached.
+        """
+        outcome = self._run(self._core.give_back(lease, patience))
         self._tell_waiters(lease, outcome)
         return outcome
 
@@ -215,6 +218,11 @@ class LockClient:
     def get(self, key: str) -> LockRecord | None:
         """The lock as it is now, None if it has never been used or is long forgotten."""
         return self._run(self._core.operations.get(limits.checked_key(key)))
+
+    def look(self, key: str, *, slots: int = 1) -> tuple[LockRecord | None, bool]:
+        """The lock as it is now, and whether so many slots could be taken from it: free, or held by the dead."""
+        limits.checked_slots(slots, slots)
+        return self._run(self._core.operations.room(limits.checked_key(key), slots))
 
     def list(self) -> Iterator[LockRecord]:
         """All locks of the table, held and free. Reads the whole table."""
@@ -284,7 +292,7 @@ class LockClient:
             answer = reply(getattr(self._client, xform_name(request.action))(**request.params), sent_at)
         except Exception as failure:
             answer = answer_to(failure, request, sent_at)
-        self._core.clock.note(answer.server_ms, answer.received_at)
+        self._core.clock.note(answer)
         return answer
 
     def _tell_waiters(self, lease: Lease, outcome: Released | Abandoned | Renewed | Lost) -> None:

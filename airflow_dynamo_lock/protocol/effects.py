@@ -97,16 +97,20 @@ Operation = Generator[Effect, Any, T]
 
 @dataclass
 class ServerClock:
-    """DynamoDB's time: the last ``Date`` header seen plus the monotonic time since (rule R3)."""
+    """DynamoDB's time: the last ``Date`` header seen plus the monotonic time since (rule R3).
 
-    _date_ms: int | None = field(default=None)
-    _seen_at: float = field(default=0.0)
+    Counted from when the request was *sent*: however long its answer took, the estimate is then behind by no more than
+    the second to which the header is exact. An early stamp would make a live holder look dead, a late one would not.
+    """
 
-    def note(self, reply_server_ms: int | None, received_at: float) -> None:
-        """Take in the ``Date`` of a response that arrived at `received_at`."""
-        if reply_server_ms is not None:
-            self._date_ms, self._seen_at = reply_server_ms, received_at
+    _ahead_ms: float | None = field(default=None)
+
+    def note(self, reply: Reply) -> None:
+        """Take in the ``Date`` of a response."""
+        if reply.server_ms is not None:
+            self._ahead_ms = reply.server_ms - reply.sent_at * 1000
 
     def at(self, now: float) -> int | None:
         """Server time at monotonic `now`, epoch milliseconds; None if no ``Date`` was ever seen."""
-        return None if self._date_ms is None else self._date_ms + int((now - self._seen_at) * 1000)
+        ahead_ms = self._ahead_ms  # read once: other threads write it
+        return None if ahead_ms is None else int(ahead_ms + now * 1000)

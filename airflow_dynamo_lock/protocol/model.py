@@ -185,6 +185,7 @@ _LEASE_VALUES = tuple(each.name for each in fields(Lease) if each.name not in ("
 class Claim:
     """What somebody wants to hold, and as whom.
 
+    :ivar former: lease ids of this very claim, whose writes may have been applied or may still be (rule R5).
     :ivar attempt_of: names the thing of which this is one attempt (in Airflow: one task of one run). An earlier
         attempt's lease (smaller lease id) is given up for the later one (rule R8). Kept in the holder's ``about``.
     """
@@ -199,10 +200,11 @@ class Claim:
     data: Mapping[str, Any] | None = None
     about: Mapping[str, str] = field(default_factory=dict)
     attempt_of: str | None = None
+    former: frozenset[str] = frozenset()
 
     def supersedes(self, holder: Holder) -> bool:
         """Whether `holder` is an earlier attempt at the same thing."""
-        return (
+        return holder.lease_id in self.former or (
             self.attempt_of is not None
             and holder.about.get("attempt_of") == self.attempt_of
             and holder.lease_id < self.lease_id

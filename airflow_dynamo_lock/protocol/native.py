@@ -32,7 +32,10 @@ RETENTION_MS = 7 * 24 * 3600 * 1000
 BATCH = 100
 
 # Every attribute is written as a placeholder: several of the names are DynamoDB's reserved words, or may become so.
-_ATTRIBUTES = "key entry capacity available holders token data expires_at version renewed_at lease_ms inside ending".split()
+_ATTRIBUTES = (
+    "key entry capacity available holders token data expires_at "
+    "version acquired_at renewed_at lease_ms inside ending"
+).split()
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,11 @@ class NativeFormat:
             claim.key,
             "SET #holders = :holders, #available = :left, #capacity = :capacity, "
             "#token = if_not_exists(#token, :seed) + :one, #expires_at = :expires_at" + _data(claim),
-            # The size guards a record whose counter somebody damaged: held slots are never overwritten.
-            "attribute_not_exists(#key) OR (#available = #capacity AND size(#holders) = :zero)",
+            # The size guards a record whose counter somebody damaged: held slots are never overwritten. The types keep
+            # off what `record` could not read, so that a damaged record is left as it is.
+            "attribute_not_exists(#key) OR (#available = #capacity AND size(#holders) = :zero AND "
+            "attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
+            "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)))",
             {
                 ":holders": {claim.lease_id: _holder(claim, stamp)},
                 ":left": claim.capacity - claim.slots,
@@ -58,6 +64,8 @@ class NativeFormat:
                 ":seed": stamp.best_ms,
                 ":one": 1,
                 ":zero": 0,
+                ":map": "M",
+                ":number": "N",
                 ":expires_at": _expiry(stamp, claim.lease_ms),
                 ":data": claim.data,
             },
@@ -125,16 +133,16 @@ class NativeFormat:
             claim.key, claim.lease_id, claim.lease_ms, stamp, ", #token = #token + :one", values={":one": 1}
         )
 
-    def set_token(self, claim: Claim, seen: int, token: int, stamp: Stamp) -> Request:
-        """Correct a token that was seeded from a host clock which turned out to be wrong (rule R10)."""
+    def put_right(self, claim: Claim, seen: int, token: int, stamp: Stamp) -> Request:
+        """Replace the times, and the token seeded from one, of a grant whose clock turned out to be wrong (R3, R10)."""
         return self._sign_of_life(
             claim.key,
             claim.lease_id,
             claim.lease_ms,
             stamp,
-            ", #token = :token",
+            ", #token = :token, #holders.#me.#acquired_at = :acquired_at",
             " AND #token = :seen",
-            values={":token": token, ":seen": seen},
+            values={":token": token, ":seen": seen, ":acquired_at": stamp.best_ms},
         )
 
     def enter(self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp) -> Request:
@@ -346,7 +354,8 @@ def _holder(claim: Claim, stamp: Stamp) -> dict[str, Any]:
         "version": stamp.version,
         "acquired_at": stamp.best_ms,
         "inside": {},
-        **({} if stamp.server_ms is None else {"renewed_at": stamp.server_ms}),
+        # In a process's first write this is the host's clock: nobody hears of the grant before a `Date` has confirmed it.
+        "renewed_at": stamp.best_ms,
         **({"about": about} if about else {}),
     }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, WaitForRoom
@@ -45,8 +45,12 @@ log = logging.getLogger("airflow_dynamo_lock")
 
 # How often an acquire that is refused, but sees room in the refusal, tries again before it counts as busy.
 _ROUNDS = 8
-# A host clock further off than this is corrected after the fact; nearer, it cannot outrun the record's retention.
-_WRONG_CLOCK_MS = 3600 * 1000
+# By how much the time in a grant may be behind, or ahead of, the `Date` of the answer to it. That header has whole
+# seconds, and so has what a stamp is estimated from.
+_BEHIND_MS = 2000
+_AHEAD_MS = 2000
+# What a request is given to be answered, however little of the caller's time is left, in seconds.
+_ANSWER_WITHIN = 3.0
 # What a caller that gives up still spends on undoing an acquire whose fate it does not know, in seconds.
 _UNDO_WITHIN = 3.0
 
@@ -93,13 +97,18 @@ class Operations:
 
     def _take(self, claim: Claim, within: float | None) -> Operation[Granted | Busy]:
         record: LockRecord | None = None
-        stamp = self.stamp()
+        stamp = first = self.stamp()
         request = self.format.take_idle(claim, stamp)
         reclaimed: tuple[Holder, ...] = ()
         for _ in range(_ROUNDS):
             reply: Reply = yield _within(request, within)
             if not reply.refused:
-                return (yield from self._granted(claim, reply, stamp, reclaimed))
+                granted = yield from self._granted(claim, reply, stamp, first, reclaimed, within)
+                if granted is not None:
+                    return granted
+                stamp = self.stamp()
+                request = self.format.take_idle(claim, stamp)
+                continue
             record, reply = yield from self._record_after(claim.key, reply, within)
             stamp, reclaimed = self.stamp(), ()
             if record is None or not record.holders:
@@ -115,7 +124,7 @@ class Operations:
             if earlier:
                 for holder in earlier:
                     log.info(
-                        "Lease %s of %r ends: a later attempt of its task acquires.",
+                        "Lease %s of %r ends: a later attempt acquires.",
                         holder.lease_id,
                         claim.key,
                     )
@@ -139,23 +148,43 @@ class Operations:
         return Busy(record or LockRecord(claim.key, claim.capacity, claim.capacity, {}, token=0))
 
     def _granted(
-        self, claim: Claim, reply: Reply, stamp: Stamp, reclaimed: tuple[Holder, ...]
-    ) -> Operation[Granted]:
+        self,
+        claim: Claim,
+        reply: Reply,
+        stamp: Stamp,
+        first: Stamp,
+        reclaimed: tuple[Holder, ...],
+        within: float | None,
+    ) -> Operation[Granted | None]:
+        """What a write that took the lock has brought; None if it did not last until it could be relied on.
+
+        A process's first write has only the host's clock to stamp and to seed a token with, and a machine that was
+        paused an old estimate of the server's. Nobody is told of the grant
+        before the `Date` of the answer has confirmed that clock, or what it wrote has been put right: until then it
+        does no harm if somebody takes the holder for dead. An engine that does not date its answers dates nobody's, so
+        that nobody can draw a conclusion from the stamp either.
+
+        :param stamp: what the write carried.
+        :param first: what the first write of this attempt carried, which may have been applied unheard.
+        """
         record = self.format.record(reply.output["Attributes"], reply.server_ms)
-        acquired_at_ms, token = record.holders[claim.lease_id].acquired_at_ms, record.token
-        if (
-            stamp.server_ms is None
-            and reply.server_ms is not None
-            and abs(reply.server_ms - stamp.host_ms) > _WRONG_CLOCK_MS
-        ):
-            # A process's very first write has only the host's clock to seed a token and an expiry with. The answer
-            # to it carries the server's time, which shows that the clock is wrong: put right what it has written.
+        token, acquired_at_ms = record.token, record.holders[claim.lease_id].acquired_at_ms
+        if self._wrong_time(reply, first):
             fresh = self.stamp()
-            right = reply.server_ms + 1 if token == stamp.host_ms + 1 else token
-            corrected: Reply = yield self.format.set_token(claim, token, right, fresh)
-            if not corrected.refused:
-                token = right
+            acquired_at_ms = fresh.best_ms
+            if token in (first.best_ms + 1, first.best_ms + 2):  # seeded by us, in this attempt
+                token = fresh.best_ms + 1
+            reply = yield _within(self.format.put_right(claim, record.token, token, fresh), within)
+            if reply.refused:
+                return None
         return Granted(claim, token, acquired_at_ms, reply.sent_at, reclaimed)
+
+    def _wrong_time(self, reply: Reply, stamp: Stamp) -> bool:
+        """Whether the answer shows that the time a write was stamped with is wrong."""
+        if reply.server_ms is None:
+            return False
+        most = _BEHIND_MS if stamp.server_ms is not None else min(_BEHIND_MS, self.observer.max_clock_skew_ms / 2)
+        return not -_AHEAD_MS <= reply.server_ms - stamp.best_ms <= most
 
     def acquire(
         self,
@@ -180,11 +209,16 @@ class Operations:
         while True:
             left = None if deadline is None else max(0.0, deadline - now)
             try:
-                # Even a timeout of 0 leaves one request the time to be answered.
-                outcome = yield from self.try_acquire(claim, within=left or None, undo=undo)
+                within = None if left is None else max(left, _ANSWER_WITHIN)
+                outcome = yield from self.try_acquire(claim, within=within, undo=undo)
             except LockUnavailableError as unavailable:
                 if left is not None and left <= poll_interval:
                     raise
+                if undo:
+                    # A grant attempt of its own (rule R7): what undoes the last one may arrive late, and must not
+                    # take away what the next one is given.
+                    former = claim.former | {claim.lease_id}
+                    claim = replace(claim, lease_id=self.stamp().version, former=former)
                 log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
                 now = yield Sleep(poll_interval)
                 continue
@@ -212,7 +246,14 @@ class Operations:
         """
         deadline = None if timeout is None else now + timeout
         while True:
-            record, room = yield from self.room(key, slots)
+            try:
+                record, room = yield from self.room(key, slots)
+            except LockUnavailableError as unavailable:
+                if deadline is not None and deadline - now <= poll_interval:
+                    raise
+                log.warning("Waiting for room in the lock %r: %s", key, unavailable)
+                now = yield Sleep(poll_interval)
+                continue
             if room:
                 return record
             if deadline is not None and now >= deadline:
@@ -315,16 +356,28 @@ class Operations:
         self, key: str, lease_id: str, slots: int, grace_ms: int
     ) -> Operation[Released | Abandoned | Lost]:
         """Give the slots back; while processes are inside, abandon the lease instead (rule R8)."""
-        reply: Reply = yield self.format.release(key, lease_id, slots, self.stamp())
+        reply: Reply
+        retried = False
+        try:
+            reply = yield self.format.release(key, lease_id, slots, self.stamp())
+        except LockUnavailableError as unknown:
+            if not unknown.maybe_applied:
+                raise
+            retried = True
+            reply = yield self.format.release(key, lease_id, slots, self.stamp())
         if not reply.refused:
             return Released()
-        retried = reply.retried
+        retried |= reply.retried
         record, _ = yield from self._record_after(key, reply, None)
         if record is not None and lease_id in record.holders:
             reply = yield self.format.abandon(key, lease_id, grace_ms, self.stamp())
             if not reply.refused:
                 record = self.format.record(reply.output["Attributes"], reply.server_ms)
-                return Abandoned(record.holders[lease_id])
+                holder = record.holders[lease_id]
+                if holder.inside:
+                    return Abandoned(holder)
+                # The last process left between the two writes and could not know that it was to release.
+                return (yield from self.release(key, lease_id, slots, grace_ms))
             record, _ = yield from self._record_after(key, reply, None)
             if record is not None and lease_id in record.holders:
                 return Abandoned(record.holders[lease_id])  # by somebody else, before
@@ -343,6 +396,8 @@ class Operations:
             if not reply.refused:
                 return Broken(holder)
             record, _ = yield from self._record_after(key, reply, None)
+            if reply.retried and (record is None or lease_id not in record.holders):
+                return Broken(holder)  # by the attempt before the refused one (rule R5)
         raise LockNotHeldError(
             f"The lease {lease_id} does not hold the lock {key!r}, so there is nothing to break. "
             f"{record.describe() if record else 'Not locked'}."

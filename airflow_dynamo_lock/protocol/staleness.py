@@ -2,7 +2,9 @@
 
 What this rests on: (a) *observation* needs that the observer's monotonic clock and the holder's run at the same rate
 to within `limits.MARGIN`; (b) *server time* needs that the clocks of DynamoDB's servers agree to within
-`max_clock_skew`. No host's wall clock is ever looked at. Being wrong here is caught once more: a reclaim is
+`max_clock_skew`, and that an engine which dates its answers to anybody dates them to everybody. No host's wall clock is
+ever relied on: a process's first write has nothing else to stamp with, but counts as a grant only after the answer has
+shown the clock to be right, or it has been put right (`Operations._granted`). Being wrong here is caught once more: a reclaim is
 conditional on the dead holder's version, so one that beat in the meantime wins.
 """
 
@@ -25,7 +27,7 @@ class Observer:
     """Remembers when each holder's present version was first seen by this process."""
 
     def __init__(self, max_clock_skew: float = MAX_CLOCK_SKEW) -> None:
-        self._skew_ms = int(max_clock_skew * 1000)
+        self.max_clock_skew_ms = int(max_clock_skew * 1000)
         self._first_seen: OrderedDict[str, dict[str, tuple[str, float]]] = OrderedDict()
 
     def see(self, record: LockRecord, reply: Reply) -> list[Holder]:
@@ -51,4 +53,4 @@ class Observer:
     def _outlived(self, holder: Holder, server_ms: int | None) -> bool:
         if server_ms is None or holder.renewed_at_ms is None:
             return False
-        return server_ms > holder.renewed_at_ms + holder.lease_ms + self._skew_ms
+        return server_ms > holder.renewed_at_ms + holder.lease_ms + self.max_clock_skew_ms

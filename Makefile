@@ -1,0 +1,61 @@
+# Everything here needs make and a Python 3.11 to 3.13, no more; what else is needed is fetched into .venv and .cache.
+
+# Tried in this order. Being on PATH proves nothing (pyenv's shims are there for Pythons that do not run), so each is run.
+PYTHON ?= python3.13 python3.12 python3.11 python3
+USABLE  = import ensurepip, sqlite3, ssl, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+
+export UV_PYTHON_DOWNLOADS = never
+INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
+COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+          --no-annotate --no-emit-index-url --custom-compile-command "make lock"
+
+.PHONY: help setup demo test check lock clean
+
+help:
+	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
+	@echo 'make test    all tests, the slow ones with a real Airflow among them'
+	@echo 'make check   lint, formatting and types'
+	@echo 'make setup   what the others need; they run it themselves. PYTHON=... chooses the interpreter'
+	@echo 'make lock    write requirements/*.txt anew from pyproject.toml and requirements/*.in'
+	@echo 'make clean   remove all that these have made'
+
+setup: .venv/.dev
+
+demo: .venv/.demo
+	@.venv/bin/python -m demo $(if $(KEEP),--keep)
+
+test: .venv/.dev
+	@.venv/bin/pytest
+
+check: .venv/.dev
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+# The files .venv/.* say when each step was last done.
+
+.venv/.uv: requirements/uv.txt
+	@test -x .venv/bin/python || for python in $(PYTHON); do \
+		if "$$python" -c '$(USABLE)' 2>/dev/null; then "$$python" -m venv .venv && break || exit 1; fi; \
+	done
+	@test -x .venv/bin/python || { echo 'No Python 3.11 to 3.13 found: make setup PYTHON=/path/to/python' >&2; exit 1; }
+	.venv/bin/python -m pip install --quiet --require-hashes -r requirements/uv.txt
+	@touch $@
+
+.venv/.demo: requirements/demo.txt pyproject.toml .venv/.uv
+	$(INSTALL) --require-hashes -r requirements/demo.txt
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.dev: requirements/dev.txt scripts/fetch_dynamodb_local.py .venv/.demo
+	$(INSTALL) --require-hashes -r requirements/dev.txt
+	.venv/bin/python scripts/fetch_dynamodb_local.py
+	@touch $@
+
+lock: .venv/.uv
+	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
+	$(COMPILE) --extra embedded pyproject.toml requirements/demo.in --output-file requirements/demo.txt
+	$(COMPILE) --extra embedded pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+
+clean:
+	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo-report

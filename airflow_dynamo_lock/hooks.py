@@ -1,0 +1,263 @@
+"""The connection: where the lock table is, and clients for it.
+
+One process has one asynchronous client per table, shared by all its triggers, so that all who wait there share one
+poller (rule R11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, conf
+
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockValueError
+from airflow_dynamo_lock.protocol.limits import seconds
+
+if TYPE_CHECKING:
+    from airflow_dynamo_lock.client.aio import AsyncLockClient
+    from airflow_dynamo_lock.client.sync import LockClient
+
+DEFAULT_CONN_ID = "dynamo_lock_default"
+DEFAULT_TABLE = "airflow_locks"
+DEFAULT_LEASE = 120.0
+
+
+@dataclass(frozen=True)
+class LockSettings:
+    """What a connection, or else the ``[dynamo_lock]`` section of the configuration, says.
+
+    :ivar table: the lock table.
+    :ivar aws_conn_id: the ``aws`` connection with the credentials; None for the SDK's own search.
+    :ivar lease: the default lease, seconds.
+    :ivar deployment: this deployment's name, for people who read who holds a lock.
+    :ivar botocore_config: settings of the SDK client that replace ours (`client.wire.SDK_SETTINGS`).
+    """
+
+    table: str = DEFAULT_TABLE
+    aws_conn_id: str | None = "aws_default"
+    region_name: str | None = None
+    endpoint_url: str | None = None
+    lease: float = DEFAULT_LEASE
+    deployment: str = "airflow"
+    botocore_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, source: str) -> LockSettings:
+        """Settings from a connection's extra or a section of the configuration; what is missing there is the default.
+
+        :param source: names where they come from, for the error.
+        :raises LockValueError: a value that cannot be.
+        """
+        given = {name: value for name, value in values.items() if value not in (None, "")}
+        config = given.get("botocore_config", {})
+        try:
+            lease = seconds("lease", float(given.get("lease", DEFAULT_LEASE)))
+            config = json.loads(config) if isinstance(config, str) else config
+        except (TypeError, ValueError) as wrong:
+            raise LockValueError(
+                f"The lease or botocore_config of {source} is not usable: {wrong}"
+            ) from wrong
+        if not isinstance(config, Mapping):
+            raise LockValueError(f"The botocore_config of {source} must be a JSON object, not {config!r}.")
+        return cls(
+            table=given.get("table", DEFAULT_TABLE),
+            aws_conn_id=given.get("aws_conn_id", "aws_default"),
+            region_name=given.get("region_name"),
+            endpoint_url=given.get("endpoint_url"),
+            lease=lease,
+            deployment=given.get("deployment", conf.get("api", "instance_name", fallback="") or "airflow"),
+            botocore_config=config,
+        )
+
+
+class DynamoLockHook(BaseHook):
+    """Clients for the lock table that a ``dynamo_lock`` connection names.
+
+    Without a connection `dynamo_lock_default`, the ``[dynamo_lock]`` section of Airflow's configuration counts.
+
+    :param dynamo_lock_conn_id: the connection.
+    """
+
+    conn_name_attr = "dynamo_lock_conn_id"
+    default_conn_name = DEFAULT_CONN_ID
+    conn_type = "dynamo_lock"
+    hook_name = "DynamoDB Lock"
+
+    def __init__(self, dynamo_lock_conn_id: str = DEFAULT_CONN_ID) -> None:
+        super().__init__()
+        self.dynamo_lock_conn_id = dynamo_lock_conn_id
+
+    @cached_property
+    def settings(self) -> LockSettings:
+        """What the connection says.
+
+        :raises LockValueError: there is no such connection, or it is of no use.
+        """
+        try:
+            extra = self.get_connection(self.dynamo_lock_conn_id).extra_dejson
+        except AirflowNotFoundException as missing:
+            return self._configured(missing)
+        return self._connected(extra)
+
+    async def aget_settings(self) -> LockSettings:
+        """`settings`, looked up without blocking the event loop."""
+        from airflow.providers.common.compat.connection import get_async_connection, get_async_extra_dejson
+
+        try:
+            extra = await get_async_extra_dejson(await get_async_connection(self.dynamo_lock_conn_id))
+        except AirflowNotFoundException as missing:
+            return self._configured(missing)
+        return self._connected(extra)
+
+    def get_conn(self) -> LockClient:
+        """A client for use in a task. It is the caller's own, made anew at each call."""
+        from airflow_dynamo_lock.client.sync import LockClient
+
+        settings = self.settings
+        with _sdk_errors():
+            aws = _aws_client(settings, deferrable=False)
+        return LockClient(aws, table=settings.table, lease=settings.lease)
+
+    @asynccontextmanager
+    async def async_client(self) -> AsyncIterator[tuple[AsyncLockClient, LockSettings]]:
+        """This process's client for the table, and the settings. Shared by all who use it at the same time."""
+        settings = await self.aget_settings()
+        name = (id(asyncio.get_running_loop()), json.dumps(asdict(settings), sort_keys=True))
+        shared = _shared.get(name)
+        if shared is None:
+            shared = _shared[name] = _SharedClient(settings)
+        shared.users += 1
+        try:
+            # Shielded, since the others wait for it too.
+            yield await asyncio.shield(shared.opening), settings
+        finally:
+            shared.users -= 1
+            if not shared.users:
+                _shared.pop(name, None)
+                await shared.close()
+
+    def test_connection(self) -> tuple[bool, str]:
+        """What the connection form's test button does: look at the table."""
+        try:
+            self.get_conn().check_table()
+        except LockError as failure:
+            return False, str(failure)
+        return True, f"The lock table {self.settings.table!r} is ready."
+
+    def _connected(self, extra: Mapping[str, Any]) -> LockSettings:
+        return LockSettings.of(extra, source=f"the connection {self.dynamo_lock_conn_id!r}")
+
+    def _configured(self, missing: Exception) -> LockSettings:
+        if self.dynamo_lock_conn_id != DEFAULT_CONN_ID:
+            raise LockValueError(
+                f"There is no connection {self.dynamo_lock_conn_id!r}: create it with the type 'dynamo_lock', "
+                f"or leave dynamo_lock_conn_id out to use the [dynamo_lock] section of the configuration."
+            ) from missing
+        names = (
+            "table",
+            "aws_conn_id",
+            "region_name",
+            "endpoint_url",
+            "lease",
+            "deployment",
+            "botocore_config",
+        )
+        section = {name: conf.get("dynamo_lock", name, fallback=None) for name in names}
+        return LockSettings.of(section, source="the configuration section [dynamo_lock]")
+
+
+class _SharedClient:
+    """A client, how many use it, and what must be closed after the last one."""
+
+    def __init__(self, settings: LockSettings) -> None:
+        self.users = 0
+        self._stack = AsyncExitStack()
+        self.opening = asyncio.ensure_future(self._open(settings))
+
+    async def _open(self, settings: LockSettings) -> AsyncLockClient:
+        from asgiref.sync import sync_to_async
+
+        # Loading the SDK and its models takes a second or so, in which the triggerer's other triggers want to go on.
+        await asyncio.to_thread(_warm_up)
+        from airflow_dynamo_lock.client.aio import AsyncLockClient
+
+        with _sdk_errors():
+            making = await sync_to_async(_aws_client)(settings, deferrable=True)
+            aws = await self._stack.enter_async_context(making)
+        return AsyncLockClient(aws, table=settings.table, lease=settings.lease)
+
+    async def close(self) -> None:
+        await asyncio.gather(self.opening, return_exceptions=True)
+        await self._stack.aclose()
+
+
+_shared: dict[tuple[int, str], _SharedClient] = {}
+
+
+def _aws_client(settings: LockSettings, *, deferrable: bool) -> Any:
+    """A DynamoDB client with the credentials of the ``aws`` connection; made ready for aiobotocore if `deferrable`."""
+    from airflow.providers.amazon.aws.hooks.base_aws import AwsBaseHook
+    from botocore.config import Config
+
+    from airflow_dynamo_lock.client.wire import sdk_config
+
+    hook = AwsBaseHook(
+        aws_conn_id=settings.aws_conn_id, region_name=settings.region_name, client_type="dynamodb"
+    )
+    session: Any = hook.get_session(region_name=settings.region_name, deferrable=deferrable)
+    config = sdk_config()
+    for more in (hook.conn_config.botocore_config, Config(**settings.botocore_config)):
+        config = config.merge(more) if more else config
+    make = session.create_client if deferrable else session.client
+    return make(
+        "dynamodb",
+        region_name=hook.region_name,
+        endpoint_url=settings.endpoint_url or hook.conn_config.get_service_endpoint_url("dynamodb"),
+        config=config,
+        verify=hook.verify,
+    )
+
+
+def _warm_up() -> None:
+    """Make a client that nobody uses, in a thread: it loads what the SDK keeps for the life of the process."""
+    global _warm
+    if _warm:
+        return
+    import aiobotocore.session
+
+    import airflow_dynamo_lock.client.aio  # noqa: F401 - loaded here, off the event loop
+
+    async def make() -> None:
+        session = aiobotocore.session.get_session()
+        async with session.create_client(
+            "dynamodb", region_name="us-east-1", aws_access_key_id="nobody", aws_secret_access_key="nothing"
+        ):
+            pass
+
+    asyncio.run(make())
+    _warm = True
+
+
+_warm = False
+
+
+class _sdk_errors:
+    """What goes wrong while a client is made, as one of our errors."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, failure: BaseException | None, traceback: object) -> None:
+        from botocore.exceptions import BotoCoreError
+
+        if isinstance(failure, (BotoCoreError, ValueError)):
+            raise LockAccessError(
+                f"No DynamoDB client can be made from the connection ({failure}): "
+                "check its region, its endpoint URL and the credentials of its aws connection."
+            ) from failure

@@ -1,0 +1,365 @@
+"""The operators. Waiting, beating and releasing need no worker where Airflow can start a task in the triggerer; where it
+cannot (mapped tasks, older versions, ``dag.test()``, ``deferrable=False``), `execute` is a complete way of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.triggers.base import StartTriggerArgs
+
+from airflow_dynamo_lock import leases
+from airflow_dynamo_lock.compat import as_execute, may_start_from_trigger, runs_in_dag_test
+from airflow_dynamo_lock.guard import Guard, leave_ended_tasks, show_leases
+from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DEFAULT_LEASE, DynamoLockHook
+from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockTimeoutError, LockValueError
+from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE, Seconds
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_dynamo_lock.client.core import ClaimOptions
+    from airflow_dynamo_lock.client.sync import KeepAlive, LockClient
+    from airflow_dynamo_lock.leases import OnTimeout
+    from airflow_dynamo_lock.protocol.model import Lease
+
+_TRIGGERS = "airflow_dynamo_lock.triggers"
+
+
+def start_in_triggerer(operator: BaseOperator, trigger: str, arguments: dict[str, Any], resume: str) -> None:
+    """Let the scheduler defer `operator` to `trigger` by itself, if what is to be rendered can be rendered there.
+
+    Set on the instance, never on the class: there it would count for mapped tasks too, with their arguments unresolved.
+    """
+    if may_start_from_trigger(operator, arguments):
+        operator.start_from_trigger = True
+        operator.start_trigger_args = StartTriggerArgs(f"{_TRIGGERS}.{trigger}", resume, arguments)
+
+
+def check_early(operator: Any) -> None:
+    """Check what an author has written as it is written, where no template has yet to say what it is.
+
+    :raises LockValueError: it cannot be; the DAG does not load, and Airflow's page of import errors says why.
+    """
+    fields = ("key", "lease", "timeout", "slots", "capacity", "release_grace")
+    if not any(
+        "{{" in str(value) or hasattr(value, "resolve") for value in (getattr(operator, f) for f in fields)
+    ):
+        leases.Wanted.of(operator)
+    if operator.on_timeout not in ("fail", "skip"):
+        raise LockValueError(f"on_timeout must be 'fail' or 'skip', not {operator.on_timeout!r}.")
+
+
+class _Acquires(BaseOperator):
+    """What the two operators that take a lock share. See `DynamoLockAcquireOperator` for the parameters."""
+
+    template_fields: Sequence[str] = (
+        *("key", "lease", "timeout", "slots", "capacity", "release_grace"),
+        "dynamo_lock_conn_id",
+    )
+    ui_color = "#fbe7c6"
+    _resume = "execute_complete"
+
+    def __init__(
+        self,
+        *,
+        key: Any,
+        lease: Seconds | str | None = None,
+        timeout: Seconds | str | None = None,
+        on_timeout: OnTimeout = "fail",
+        slots: int | str = 1,
+        capacity: int | str = 1,
+        release_grace: Seconds | str = RELEASE_GRACE,
+        deferrable: bool = True,
+        dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.key = key
+        self.lease = lease
+        self.timeout = timeout
+        self.on_timeout = on_timeout
+        self.slots = slots
+        self.capacity = capacity
+        self.release_grace = release_grace
+        self.deferrable = deferrable
+        self.dynamo_lock_conn_id = dynamo_lock_conn_id
+        check_early(self)
+        if deferrable:
+            start_in_triggerer(self, "DynamoLockAcquireTrigger", self._trigger_arguments(), self._resume)
+
+    def _trigger_arguments(self) -> dict[str, Any]:
+        names = (
+            "key",
+            "lease",
+            "timeout",
+            "slots",
+            "capacity",
+            "release_grace",
+            "on_timeout",
+            "dynamo_lock_conn_id",
+        )
+        arguments = {name: leases.plain(getattr(self, name)) for name in names}
+        return arguments | ({"resume": True} if self._resume != "execute_complete" else {})
+
+    def _take(self, context: Context) -> tuple[LockClient, list[Lease]]:
+        """Take the lock here, or hand the waiting over to the triggerer."""
+        hook = DynamoLockHook(self.dynamo_lock_conn_id)
+        wanted = leases.Wanted.of(self)
+        options = leases.claim_options(context["ti"], hook.settings, wanted)
+        client = hook.get_conn()
+        started = time.time()
+        if not self.deferrable or runs_in_dag_test():
+            return client, self._wait_here(client, wanted, options)
+        # What was taken before a key was found busy is kept: the trigger goes on under the same lease id.
+        held = [lease for key in sorted(wanted.keys) if (lease := client.try_acquire(key, **options))]
+        if len(held) < len(wanted.keys):
+            self._wait_in_triggerer(None if wanted.timeout is None else started + wanted.timeout)
+        return client, held
+
+    def _wait_in_triggerer(self, deadline: float | None) -> NoReturn:
+        from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger
+
+        trigger = DynamoLockAcquireTrigger(**self._trigger_arguments(), deadline=deadline)
+        self.defer(trigger=trigger, method_name=self._resume)
+
+    def _wait_here(self, client: LockClient, wanted: leases.Wanted, options: ClaimOptions) -> list[Lease]:
+        deadline = None if wanted.timeout is None else time.monotonic() + wanted.timeout
+        held: list[Lease] = []
+        try:
+            with ExitStack() as beats:
+                for key in sorted(wanted.keys):
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    busy = leases.busy_log(self.log, key)
+                    held.append(client.acquire(key, timeout=left, on_busy=busy, **options))
+                    beats.enter_context(client.keep_alive(held[-1]))
+                for lease in held:
+                    lease.check()
+        except LockError as failure:
+            for lease in held:
+                client.release(lease)
+            if isinstance(failure, LockTimeoutError) and self.on_timeout == "skip":
+                raise AirflowSkipException(str(failure)) from failure
+            raise
+        return held
+
+
+class DynamoLockAcquireOperator(_Acquires):
+    """Takes a lock, waiting for it in the triggerer. Its result is the lease (see `Lease.as_dict`), or a list of them.
+
+    The lease is not renewed by this task: let a `DynamoLockHeartbeatOperator` follow, and a `DynamoLockReleaseOperator`
+    as teardown. `DynamoLock` makes all three.
+
+    :param key: the name of the locked resource, or a list of names. (templated)
+    :param lease: how long a lease lasts after its last heartbeat, seconds or timedelta. Default: the connection's, else
+        120 s. (templated)
+    :param timeout: how long to wait, seconds or timedelta. Default: without end. (templated)
+    :param on_timeout: ``"fail"`` or ``"skip"`` the task when the lock was not free in time.
+    :param slots: how many of the lock's slots to take. (templated)
+    :param capacity: how many slots the lock has; 1 is a mutex. The same for all who use the key. (templated)
+    :param release_grace: how long a lease still lasts when it is given back while processes are inside, seconds or
+        timedelta. (templated)
+    :param deferrable: wait in the triggerer; if False, wait on a worker.
+    :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
+    :raises LockValueError: an argument that can never work.
+    """
+
+    def execute(self, context: Context) -> Any:
+        _, held = self._take(context)
+        return leases.as_result(held, leases.checked_keys(self.key), many=not isinstance(self.key, str))
+
+    def execute_complete(self, context: Context, event: Any) -> Any:
+        """The leases that the trigger took, where it cannot end the task itself."""
+        return event
+
+
+class _OfAcquired(BaseOperator):
+    """What the two operators share that go on with what an acquire task got, in the same run and map index."""
+
+    template_fields: Sequence[str] = ("dynamo_lock_conn_id",)
+    ui_color = "#fbe7c6"
+
+    def __init__(
+        self,
+        *,
+        acquire_task_id: str,
+        deferrable: bool = True,
+        dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.acquire_task_id = acquire_task_id
+        self.deferrable = deferrable
+        self.dynamo_lock_conn_id = dynamo_lock_conn_id
+
+    def execute_complete(self, context: Context, event: Any) -> None:
+        """Nothing is left to do; the trigger has done it."""
+
+    def _acquired(self, context: Context) -> tuple[LockClient, list[Lease]]:
+        ti = context["ti"]
+        result = ti.xcom_pull(task_ids=self.acquire_task_id, map_indexes=ti.map_index)
+        client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
+        return client, leases.from_result(result, self.acquire_task_id)
+
+
+class DynamoLockHeartbeatOperator(_OfAcquired):
+    """The keeper: keeps the lease of an acquire task alive, in the triggerer, until it is given back or lost.
+
+    :param acquire_task_id: the task that acquired the lease.
+    :param heartbeat: time between beats, seconds or timedelta. Default: a twelfth of the lease. (templated)
+    :param deferrable: beat in the triggerer; if False, on a worker.
+    :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
+    """
+
+    template_fields: Sequence[str] = ("heartbeat", *_OfAcquired.template_fields)
+
+    def __init__(self, *, heartbeat: Seconds | str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.heartbeat = heartbeat
+        if self.deferrable:
+            start_in_triggerer(
+                self, "DynamoLockHeartbeatTrigger", self._trigger_arguments(), "execute_complete"
+            )
+
+    def _trigger_arguments(self) -> dict[str, Any]:
+        return {
+            "acquire_task_id": self.acquire_task_id,
+            "heartbeat": leases.plain(self.heartbeat),
+            "dynamo_lock_conn_id": self.dynamo_lock_conn_id,
+        }
+
+    def execute(self, context: Context) -> None:
+        from airflow_dynamo_lock.triggers import DynamoLockHeartbeatTrigger
+
+        if self.deferrable and not runs_in_dag_test():
+            trigger = DynamoLockHeartbeatTrigger(**self._trigger_arguments())
+            self.defer(trigger=trigger, method_name="execute_complete")
+        client, held = self._acquired(context)
+        beats = [
+            client.keep_alive(
+                client.renew(lease), interval=leases.interval(self.heartbeat, lease.lease_ms / 1000)
+            )
+            for lease in held
+        ]
+        if runs_in_dag_test():
+            # The tasks to be guarded come only after this one: go on beating in the background.
+            _beating.update(zip((lease.lease_id for lease in held), beats, strict=True))
+            return
+        try:
+            while any(_is_held(client, lease) for lease in held):
+                time.sleep(1)
+        finally:
+            for beat in beats:
+                beat.stop()
+
+
+class DynamoLockReleaseOperator(_OfAcquired):
+    """Gives the lease of an acquire task back; while guarded processes are inside, it is abandoned instead (rule R8).
+
+    :param acquire_task_id: the task that acquired the lease.
+    :param deferrable: release in the triggerer; if False, on a worker.
+    :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self.deferrable:
+            arguments = {
+                "acquire_task_id": self.acquire_task_id,
+                "dynamo_lock_conn_id": self.dynamo_lock_conn_id,
+            }
+            start_in_triggerer(self, "DynamoLockReleaseTrigger", arguments, "execute_complete")
+
+    def execute(self, context: Context) -> None:
+        leave_ended_tasks()
+        client, held = self._acquired(context)
+        for lease in held:
+            if beats := _beating.pop(lease.lease_id, None):
+                beats.stop()
+            client.give_back(lease, patience=lease.lease_ms / 1000)
+
+
+class DynamoLockOperator(_Acquires, PythonOperator):
+    """Runs a Python callable while holding a lock: waits in the triggerer, runs on a worker with heartbeats, releases
+    whatever happens. The lease is in the callable's context, as ``dynamo_lock``.
+
+    :param python_callable: what to run; `op_args`, `op_kwargs`, … are those of Airflow's `PythonOperator`.
+
+    The other parameters are those of `DynamoLockAcquireOperator`.
+    """
+
+    template_fields: Sequence[str] = (*_Acquires.template_fields, *PythonOperator.template_fields)
+    _resume = "execute_locked"
+
+    def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
+        super().__init__(python_callable=python_callable, **kwargs)
+        self._waited_for: list[Lease] = []
+        self._guard: Guard | None = None
+
+    def execute(self, context: Context) -> Any:
+        if self._waited_for:
+            client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._waited_for
+        else:
+            client, held = self._take(context)
+        guard = Guard(client, held, self)
+        try:
+            guard.enter()
+        except LockLostError as lost:
+            self.log.warning(
+                "%s It was lost while this task waited for a worker; waiting for the lock again.", lost
+            )
+            timeout = leases.Wanted.of(self).timeout
+            self._wait_in_triggerer(None if timeout is None else time.time() + timeout)
+        self._guard = guard
+        try:
+            show_leases(context, guard.leases)
+            return PythonOperator.execute(self, context)
+        finally:
+            self._guard = None
+            guard.leave()
+            for lease in held:
+                self._release(client, lease)
+
+    def execute_locked(self, context: Context, event: Any) -> Any:
+        """Go on, on a worker, with the lease that the trigger took."""
+        self._waited_for = leases.from_result(event, self.task_id)
+        with as_execute(self):
+            return self.execute(context)
+
+    def on_kill(self) -> None:
+        """This process is about to be killed, and will not get to release."""
+        if self._guard is not None:
+            # In a thread: a signal handler may have interrupted the very client that is to be used.
+            threading.Thread(target=self._guard.abandon, name="dynamo-lock abandon", daemon=True).start()
+        super().on_kill()
+
+    def _release(self, client: LockClient, lease: Lease) -> None:
+        try:
+            client.give_back(lease)
+        except LockError as failure:
+            # Whatever the callable has returned or raised counts for more.
+            self.log.warning("Could not release the lock %r, it will run out: %s", lease.key, failure)
+
+
+def _is_held(client: LockClient, lease: Lease) -> bool:
+    record = client.get(lease.key)
+    holder = record.holders.get(lease.lease_id) if record else None
+    return holder is not None and not holder.ending
+
+
+# Heartbeats of a ``dag.test()``, which runs in one process.
+_beating: dict[str, KeepAlive] = {}
+
+__all__ = [
+    "DEFAULT_LEASE",
+    "DynamoLockAcquireOperator",
+    "DynamoLockHeartbeatOperator",
+    "DynamoLockOperator",
+    "DynamoLockReleaseOperator",
+]

@@ -1,0 +1,84 @@
+"""`DynamoLockSensor`: waits until a lock could be taken, and does not take it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseSensorOperator
+
+from airflow_dynamo_lock import leases
+from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
+from airflow_dynamo_lock.operators import start_in_triggerer
+from airflow_dynamo_lock.protocol import limits
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+
+class DynamoLockSensor(BaseSensorOperator):
+    """Waits until the wanted slots are free, or held by the dead.
+
+    Somebody else may take them the next moment: to work under the lock, acquire it (`DynamoLock`).
+
+    :param key: the name of the locked resource. (templated)
+    :param slots: how many slots should be free. (templated)
+    :param deferrable: wait in the triggerer; if False, as a sensor does, by ``mode="poke"`` or ``"reschedule"``.
+    :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
+
+    In reschedule mode each poke is a new process, which can only know from the server's time that a holder is dead.
+    """
+
+    template_fields: Sequence[str] = ("key", "slots", "dynamo_lock_conn_id")
+    ui_color = "#fbe7c6"
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        slots: int | str = 1,
+        deferrable: bool = True,
+        dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
+        poke_interval: float = 5.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(poke_interval=poke_interval, **kwargs)
+        self.key = key
+        self.slots = slots
+        self.deferrable = deferrable
+        self.dynamo_lock_conn_id = dynamo_lock_conn_id
+        if isinstance(key, str) and "{{" not in key:
+            limits.checked_key(key)
+        if isinstance(slots, int):
+            limits.checked_slots(slots, slots)
+        if deferrable:
+            start_in_triggerer(self, "DynamoLockSensorTrigger", self._trigger_arguments(), "execute_complete")
+
+    def _trigger_arguments(self) -> dict[str, Any]:
+        names = ("key", "slots", "timeout", "soft_fail", "poke_interval", "dynamo_lock_conn_id")
+        return {name: leases.plain(getattr(self, name)) for name in names}
+
+    def execute(self, context: Context) -> Any:
+        from airflow_dynamo_lock.compat import runs_in_dag_test
+        from airflow_dynamo_lock.triggers import DynamoLockSensorTrigger
+
+        if not self.deferrable or runs_in_dag_test():
+            return super().execute(context)
+        if self.poke(context):
+            return None
+        trigger = DynamoLockSensorTrigger(**self._trigger_arguments(), deadline=time.time() + self.timeout)
+        self.defer(trigger=trigger, method_name="execute_complete")
+
+    def poke(self, context: Context) -> bool:
+        """Look once."""
+        if not hasattr(self, "_client"):
+            # Kept between pokes: what it has seen of a holder is how it knows one to be dead.
+            self._client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
+        record, free = self._client.look(self.key, slots=int(self.slots))
+        if not free and record is not None:
+            self.log.info("Waiting for the lock %r. %s.", self.key, record.describe())
+        return free
+
+    def execute_complete(self, context: Context, event: Any) -> None:
+        """Nothing is left to do; the trigger has waited."""

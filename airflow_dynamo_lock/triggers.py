@@ -1,0 +1,267 @@
+"""What waits, beats and releases in the triggerer, where it costs no worker.
+
+A trigger may be run twice at once, restarted half-way, and cancelled at any moment. So none of them gives a lease back
+because *it* ends (rule R8), and each holds under the task instance's own id (rule R7): its double finds the same lease.
+Nothing is checked in a constructor: an exception there would end the whole triggerer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.providers.common.compat.sdk import XCom
+from airflow.triggers.base import (
+    BaseTrigger,
+    TaskFailedEvent,
+    TaskSkippedEvent,
+    TaskSuccessEvent,
+    TriggerEvent,
+)
+
+from airflow_dynamo_lock import leases
+from airflow_dynamo_lock.compat import STARTS_FROM_TRIGGER
+from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
+from airflow_dynamo_lock.protocol.errors import (
+    LockError,
+    LockLostError,
+    LockTimeoutError,
+    LockUnavailableError,
+)
+from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE
+from airflow_dynamo_lock.protocol.model import Lease
+
+if TYPE_CHECKING:
+    from airflow_dynamo_lock.client.aio import AsyncLockClient
+    from airflow_dynamo_lock.leases import OnTimeout
+
+
+class LockTrigger(BaseTrigger):
+    """What they share: arguments that are attributes, and an error of ours ends the task from here."""
+
+    arguments: ClassVar[tuple[str, ...]]
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.{type(self).__name__}", {name: getattr(self, name) for name in self.arguments}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        try:
+            event = await self.work()
+        except LockError as failure:
+            # The event carries no reason; the log is where people look.
+            self.log.error("%s", failure)
+            event = TaskFailedEvent()
+        yield event
+
+    async def work(self) -> TriggerEvent:
+        """Do it; return the event that ends it."""
+        raise NotImplementedError
+
+    @property
+    def ti(self) -> Any:
+        """The task instance that this runs for. Only ``dag.test()`` has none, and there nothing defers."""
+        return self.task_instance
+
+
+class DynamoLockAcquireTrigger(LockTrigger):
+    """Waits for the lock, takes it, and ends the task.
+
+    :param deadline: when the waiting ends, epoch seconds by this deployment's clock; None counts `timeout` from now.
+    :param resume: give the leases to the task on a worker instead of ending it here.
+
+    The other parameters are those of `DynamoLockAcquireOperator`.
+    """
+
+    arguments = (
+        *("key", "lease", "timeout", "on_timeout", "slots", "capacity", "release_grace"),
+        *("dynamo_lock_conn_id", "deadline", "resume"),
+    )
+
+    def __init__(
+        self,
+        key: str | Sequence[str],
+        lease: float | str | None = None,
+        timeout: float | str | None = None,
+        on_timeout: OnTimeout = "fail",
+        slots: int | str = 1,
+        capacity: int | str = 1,
+        release_grace: float | str = RELEASE_GRACE,
+        dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
+        deadline: float | None = None,
+        resume: bool = False,
+    ) -> None:
+        super().__init__()
+        self.key = key
+        self.lease = lease
+        self.timeout = timeout
+        self.on_timeout = on_timeout
+        self.slots = slots
+        self.capacity = capacity
+        self.release_grace = release_grace
+        self.dynamo_lock_conn_id = dynamo_lock_conn_id
+        self.deadline = deadline
+        self.resume = resume
+
+    async def work(self) -> TriggerEvent:
+        wanted = leases.Wanted.of(self)
+        try:
+            async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, settings):
+                held = await self._acquire(client, wanted, leases.claim_options(self.ti, settings, wanted))
+        except LockTimeoutError as failure:
+            self.log.error("%s", failure)
+            return TaskSkippedEvent() if self.on_timeout == "skip" else TaskFailedEvent()
+        result = leases.as_result(held, wanted.keys, many=not isinstance(self.key, str))
+        if self.resume or not STARTS_FROM_TRIGGER:
+            return TriggerEvent(result)
+        # Written by ourselves: as a part of the event it would arrive downstream as JSON text.
+        await XCom.aset(value=result, **leases.result_of(self.ti, self.ti.task_id))
+        return TaskSuccessEvent()
+
+    async def _acquire(self, client: AsyncLockClient, wanted: leases.Wanted, options: Any) -> list[Lease]:
+        """All keys, in one order everywhere, so that no two tasks can each hold what the other waits for."""
+        timeout = wanted.timeout if self.deadline is None else max(0.0, self.deadline - time.time())
+        deadline = None if timeout is None else time.monotonic() + timeout
+        held: list[Lease] = []
+        beats: list[asyncio.Task[Any]] = []
+        try:
+            for key in sorted(wanted.keys):
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                busy = leases.busy_log(self.log, key)
+                held.append(await client.acquire(key, timeout=left, on_busy=busy, **options))
+                beats.append(client.keep_alive(held[-1]))
+            for lease in held:
+                lease.check()
+        except LockError:
+            for lease in held:
+                await client.release(lease)
+            raise
+        finally:
+            for beat in beats:
+                beat.cancel()
+        return held
+
+
+class DynamoLockHeartbeatTrigger(LockTrigger):
+    """Keeps the leases of an acquire task alive until they are given back, taken away or lost.
+
+    :param acquire_task_id: the task that acquired them.
+    :param heartbeat: seconds between beats; None for a twelfth of the lease.
+    """
+
+    arguments = ("acquire_task_id", "heartbeat", "dynamo_lock_conn_id")
+
+    def __init__(
+        self,
+        acquire_task_id: str,
+        heartbeat: float | str | None = None,
+        dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
+    ) -> None:
+        super().__init__()
+        self.acquire_task_id = acquire_task_id
+        self.heartbeat = heartbeat
+        self.dynamo_lock_conn_id = dynamo_lock_conn_id
+
+    async def work(self) -> TriggerEvent:
+        held = leases.from_result(
+            await XCom.aget_one(**leases.result_of(self.ti, self.acquire_task_id)), self.acquire_task_id
+        )
+        async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
+            await asyncio.gather(*(self._keep(client, lease) for lease in held))
+        return TaskSuccessEvent()
+
+    async def _keep(self, client: AsyncLockClient, lease: Lease) -> None:
+        every = leases.interval(self.heartbeat, lease.lease_ms / 1000)
+        gone = asyncio.ensure_future(client.until_gone(lease))
+        try:
+            # Nobody relies on the keeper's own view of the lease: as long as the record shows it, it goes on beating,
+            # also after a network failure that was longer than the lease.
+            while (renewed := await self._renew(client, lease)) is not None:
+                beating = client.keep_alive(renewed, interval=every)
+                try:
+                    await asyncio.wait((gone, beating), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    beating.cancel()
+                if gone.done() or beating.result() is not None:
+                    break
+        finally:
+            gone.cancel()
+        self.log.info("The lock %r (lease %s) is ours no longer; the keeper ends.", lease.key, lease.lease_id)
+
+    async def _renew(self, client: AsyncLockClient, lease: Lease) -> Lease | None:
+        """One beat, tried for the length of a lease; None if the lease is gone."""
+        deadline = time.monotonic() + lease.lease_ms / 1000
+        while True:
+            try:
+                return await client.renew(lease)
+            except LockLostError:
+                return None
+            except LockUnavailableError as failure:
+                if time.monotonic() > deadline:
+                    raise
+                self.log.warning("%s", failure)
+                await asyncio.sleep(1)
+
+
+class DynamoLockReleaseTrigger(LockTrigger):
+    """Gives the leases of an acquire task back; while processes are inside, it abandons them (rule R8).
+
+    :param acquire_task_id: the task that acquired them.
+    """
+
+    arguments = ("acquire_task_id", "dynamo_lock_conn_id")
+
+    def __init__(self, acquire_task_id: str, dynamo_lock_conn_id: str = DEFAULT_CONN_ID) -> None:
+        super().__init__()
+        self.acquire_task_id = acquire_task_id
+        self.dynamo_lock_conn_id = dynamo_lock_conn_id
+
+    async def work(self) -> TriggerEvent:
+        held = leases.from_result(
+            await XCom.aget_one(**leases.result_of(self.ti, self.acquire_task_id)), self.acquire_task_id
+        )
+        async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
+            for lease in held:
+                await client.give_back(lease, patience=lease.lease_ms / 1000)
+        return TaskSuccessEvent()
+
+
+class DynamoLockSensorTrigger(LockTrigger):
+    """Waits until the slots could be taken, and ends the task. The parameters are those of `DynamoLockSensor`.
+
+    :param deadline: as for `DynamoLockAcquireTrigger`.
+    """
+
+    arguments = ("key", "slots", "timeout", "soft_fail", "poke_interval", "dynamo_lock_conn_id", "deadline")
+
+    def __init__(
+        self,
+        key: str,
+        slots: int | str = 1,
+        timeout: float | None = None,
+        soft_fail: bool = False,
+        poke_interval: float = 1.0,
+        dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
+        deadline: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.key = key
+        self.slots = slots
+        self.timeout = timeout
+        self.soft_fail = soft_fail
+        self.poke_interval = poke_interval
+        self.dynamo_lock_conn_id = dynamo_lock_conn_id
+        self.deadline = deadline
+
+    async def work(self) -> TriggerEvent:
+        timeout = self.timeout if self.deadline is None else max(0.0, self.deadline - time.time())
+        try:
+            async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
+                await client.wait(
+                    self.key, slots=int(self.slots), timeout=timeout, poll_interval=self.poke_interval
+                )
+        except LockTimeoutError as failure:
+            self.log.error("%s", failure)
+            return TaskSkippedEvent() if self.soft_fail else TaskFailedEvent()
+        return TaskSuccessEvent()

