@@ -36,7 +36,7 @@ _HOMES = {
     "sdk_config": "client.wire",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.client.aio import AsyncLockClient as AsyncLockClient

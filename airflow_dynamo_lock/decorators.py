@@ -27,7 +27,11 @@ class _DynamoLockDecoratedOperator(DecoratedOperator, DynamoLockOperator):
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        upstream: dict[str, Any] = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
+        upstream: dict[str, Any] = {
+            "python_callable": python_callable,
+            "op_args": op_args,
+            "op_kwargs": op_kwargs,
+        }
         super().__init__(kwargs_to_upstream=upstream, **upstream, **kwargs)
 
 

@@ -22,13 +22,11 @@ from airflow.triggers.base import (
 )
 
 from airflow_dynamo_lock import leases
-from airflow_dynamo_lock.compat import STARTS_FROM_TRIGGER
+from airflow_dynamo_lock.compat import STARTS_FROM_TRIGGER, is_deferred
 from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
 from airflow_dynamo_lock.protocol.errors import (
     LockError,
-    LockLostError,
     LockTimeoutError,
-    LockUnavailableError,
 )
 from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE
 from airflow_dynamo_lock.protocol.model import Lease
@@ -36,6 +34,10 @@ from airflow_dynamo_lock.protocol.model import Lease
 if TYPE_CHECKING:
     from airflow_dynamo_lock.client.aio import AsyncLockClient
     from airflow_dynamo_lock.leases import OnTimeout
+
+
+#: Seconds between looks at whether the task is still deferred.
+_STATE_EVERY = 20.0
 
 
 class LockTrigger(BaseTrigger):
@@ -47,13 +49,35 @@ class LockTrigger(BaseTrigger):
         return f"{__name__}.{type(self).__name__}", {name: getattr(self, name) for name in self.arguments}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        await self._until_deferred()
+        working = asyncio.ensure_future(self.work())
+        orphaned = asyncio.ensure_future(self._until_orphaned())
         try:
-            event = await self.work()
+            await asyncio.wait((working, orphaned), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                working.cancel()
+                await self._until_deferred()
+                return
+            event = working.result()
         except LockError as failure:
             # The event carries no reason; the log is where people look.
             self.log.error("%s", failure)
             event = TaskFailedEvent()
+        finally:
+            working.cancel()
+            orphaned.cancel()
         yield event
+
+    async def _until_deferred(self) -> None:
+        """Wait while nobody waits for this trigger. Airflow leaves the trigger of a task that is cleared while deferred
+        running, and starts it anew whenever it ends, until the task is deferred once more, with another trigger. Such a
+        one must not take a lock, or keep one alive, for a task that may not run for days."""
+        while not await is_deferred(self.ti):
+            await asyncio.sleep(_STATE_EVERY)
+
+    async def _until_orphaned(self) -> None:
+        while await is_deferred(self.ti):
+            await asyncio.sleep(_STATE_EVERY)
 
     async def work(self) -> TriggerEvent:
         """Do it; return the event that ends it."""
@@ -173,35 +197,20 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
 
     async def _keep(self, client: AsyncLockClient, lease: Lease) -> None:
         every = leases.interval(self.heartbeat, lease.lease_ms / 1000)
+        keeping = asyncio.ensure_future(client.keep(lease, interval=every))
+        # A release is noticed at the next look, not only at the next beat, or the run would linger.
         gone = asyncio.ensure_future(client.until_gone(lease))
         try:
-            # Nobody relies on the keeper's own view of the lease: as long as the record shows it, it goes on beating,
-            # also after a network failure that was longer than the lease.
-            while (renewed := await self._renew(client, lease)) is not None:
-                beating = client.keep_alive(renewed, interval=every)
-                try:
-                    await asyncio.wait((gone, beating), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    beating.cancel()
-                if gone.done() or beating.result() is not None:
-                    break
+            await asyncio.wait((keeping, gone), return_when=asyncio.FIRST_COMPLETED)
+            for ended in (keeping, gone):
+                if ended.done():
+                    ended.result()
         finally:
+            keeping.cancel()
             gone.cancel()
-        self.log.info("The lock %r (lease %s) is ours no longer; the keeper ends.", lease.key, lease.lease_id)
-
-    async def _renew(self, client: AsyncLockClient, lease: Lease) -> Lease | None:
-        """One beat, tried for the length of a lease; None if the lease is gone."""
-        deadline = time.monotonic() + lease.lease_ms / 1000
-        while True:
-            try:
-                return await client.renew(lease)
-            except LockLostError:
-                return None
-            except LockUnavailableError as failure:
-                if time.monotonic() > deadline:
-                    raise
-                self.log.warning("%s", failure)
-                await asyncio.sleep(1)
+        self.log.info(
+            "The lock %r (lease %s) is given back or lost; the keeper ends.", lease.key, lease.lease_id
+        )
 
 
 class DynamoLockReleaseTrigger(LockTrigger):

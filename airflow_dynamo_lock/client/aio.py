@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from botocore import xform_name
@@ -56,6 +56,7 @@ class AsyncLockClient:
         self._client = client
         self._core = ClientCore(table, owner, lease, heartbeat, release_grace, max_clock_skew)
         self._poller: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
 
     # -- the table ----------------------------------------------------------------------------------------------
 
@@ -115,6 +116,7 @@ class AsyncLockClient:
         beats = self.keep_alive(lease, on_lost=on_lost)
         try:
             yield lease
+            lease.check()
         except BaseException:
             beats.cancel()
             try:
@@ -138,11 +140,8 @@ class AsyncLockClient:
 
     def keep_alive(
         self, lease: Lease, *, interval: Seconds | None = None, on_lost: OnLost | None = None
-    ) -> asyncio.Task[Ending | None]:
-        """Send heartbeats from a task of the lease's own, which this returns: cancel it to stop.
-
-        It ends by itself when the lease is lost (its result is None) or was abandoned (its result says so).
-        """
+    ) -> asyncio.Task[None]:
+        """Send heartbeats from a task of the lease's own, which this returns, until it is cancelled or the lease lost."""
         lease = self._core.with_term(lease)
         every = self._core.interval(lease) if interval is None else seconds("interval", interval)
         limits.checked_heartbeat(every, lease.lease_ms / 1000)
@@ -150,14 +149,23 @@ class AsyncLockClient:
             self._beat(lease, every, on_lost), name=f"dynamo-lock heartbeat {lease.key}"
         )
 
-    async def _beat(self, lease: Lease, every: float, on_lost: OnLost | None) -> Ending | None:
-        ending = await self._run(self._core.keep_alive(lease, every, until_ending=True))
-        if ending is None and on_lost is not None:
+    async def _beat(self, lease: Lease, every: float, on_lost: OnLost | None) -> None:
+        try:
+            await self._run(self._core.keep_alive(lease, every))
+        except Exception:
+            log.exception("The heartbeats of %r (lease %s) ended.", lease.key, lease.lease_id)
+            if lease.term is not None:
+                lease.term.lose("its heartbeats ended with an error")
+        if on_lost is not None:
             try:
                 lease.check()
             except LockLostError as lost:
                 on_lost(lease, lost)
-        return ending
+
+    async def keep(self, lease: Lease, *, interval: Seconds) -> Ending | Lost:
+        """Send heartbeats for those who work under the lease elsewhere, until it is gone or was abandoned."""
+        every = limits.checked_heartbeat(seconds("interval", interval), lease.lease_ms / 1000)
+        return await self._run(self._core.operations.keep(lease.key, lease.lease_id, lease.lease_ms, every))
 
     async def until_gone(self, lease: Lease, *, poll_interval: Seconds = 1.0) -> LockRecord | None:
         """Wait until the lease is no longer among the holders, or was abandoned; return the lock as it is then.
@@ -191,7 +199,7 @@ class AsyncLockClient:
     async def leave(self, lease: Lease, process: str) -> Released | Renewed | Lost:
         """See `LockClient.leave`."""
         outcome = await self._run(self._core.leave(lease, process))
-        self._tell_waiters(lease, outcome)
+        self._tell_keeper(lease, outcome)
         return outcome
 
     async def release(self, lease: Lease) -> bool:
@@ -201,7 +209,7 @@ class AsyncLockClient:
     async def give_back(self, lease: Lease, *, patience: Seconds = 0) -> Released | Abandoned | Lost:
         """See `LockClient.give_back`."""
         outcome = await self._run(self._core.give_back(lease, patience))
-        self._tell_waiters(lease, outcome)
+        self._tell_keeper(lease, outcome)
         return outcome
 
     async def break_lock(self, key: str, lease_id: str) -> Holder:
@@ -231,9 +239,11 @@ class AsyncLockClient:
 
     # -- how operations are carried out -------------------------------------------------------------------------
 
-    async def _run(self, operation: Operation[T]) -> T:
+    async def _run(
+        self, operation: Operation[T], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> T:
         place: Ticket | None = None
-        woken: asyncio.Queue[LockError | None] = asyncio.Queue()
+        woken: asyncio.Queue[Exception | None] = asyncio.Queue()
         answer: Any = None
         failure: BaseException | None = None
         try:
@@ -249,7 +259,7 @@ class AsyncLockClient:
                         case Request():
                             answer = await self._send(effect)
                         case Sleep():
-                            await asyncio.sleep(effect.seconds)
+                            await sleep(effect.seconds)
                             answer = monotonic()
                         case WaitForRoom():
                             if place is None:
@@ -277,17 +287,29 @@ class AsyncLockClient:
         return answer
 
     def _queue(self, place: Ticket | Sight) -> None:
-        self._core.watch.add(place)
+        if self._core.watch.add(place):
+            self._hurry.set()
         if self._poller is None or self._poller.done():
-            poll = self._run(self._core.watch.poll(random.random))
-            self._poller = asyncio.create_task(poll, name="dynamo-lock poller")
+            self._poller = asyncio.create_task(self._poll(), name="dynamo-lock poller")
 
-    def _tell_waiters(self, lease: Lease, outcome: Released | Abandoned | Renewed | Lost) -> None:
+    async def _poll(self) -> None:
+        async def doze(seconds: float) -> None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), seconds)
+            self._hurry.clear()
+
+        try:
+            await self._run(self._core.watch.poll(random.random), doze)
+        except Exception as broken:
+            log.exception("The poller ended.")
+            self._core.watch.fail(broken)
+
+    def _tell_keeper(self, lease: Lease, outcome: Released | Abandoned | Renewed | Lost) -> None:
         if not isinstance(outcome, Renewed):
-            self._core.watch.ended(lease.key, lease.lease_id, freed=isinstance(outcome, Released))
+            self._core.watch.ended(lease.key, lease.lease_id)
 
 
-async def _woken(woken: asyncio.Queue[LockError | None], within: float | None) -> None:
+async def _woken(woken: asyncio.Queue[Exception | None], within: float | None) -> None:
     try:
         failures = [await asyncio.wait_for(woken.get(), within)]
     except TimeoutError:

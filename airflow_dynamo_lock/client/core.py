@@ -134,28 +134,20 @@ class ClientCore:
     def renew(self, lease: Lease) -> Operation[Lease]:
         """See `LockClient.renew`."""
         lease = self.with_term(lease)
+        if lease.term is not None and lease.term.lost:
+            lease.check()  # once lost, always lost: a heartbeat would only keep others waiting
         outcome = yield from self.operations.heartbeat(lease.key, lease.lease_id, lease.lease_ms)
         self._renewed(lease, outcome)
         return lease
 
-    def keep_alive(
-        self, lease: Lease, interval: float, *, until_ending: bool = False
-    ) -> Operation[Ending | None]:
-        """Beat until the lease is lost (or ending), and log it."""
+    def keep_alive(self, lease: Lease, interval: float) -> Operation[None]:
+        """Beat until the lease is lost, and log it."""
         term = lease.term
         assert term is not None
-        ending = yield from self.operations.keep_alive(
-            lease.key, lease.lease_id, lease.lease_ms, interval, term, until_ending=until_ending
+        yield from self.operations.keep_alive(lease.key, lease.lease_id, lease.lease_ms, interval, term)
+        log.warning(
+            "Lost the lock %r (lease %s, token %d): %s.", lease.key, lease.lease_id, lease.token, term.lost
         )
-        if ending is None:
-            log.warning(
-                "Lost the lock %r (lease %s, token %d): %s.",
-                lease.key,
-                lease.lease_id,
-                lease.token,
-                term.lost,
-            )
-        return ending
 
     def enter(self, lease: Lease, process: str) -> Operation[Lease]:
         """See `LockClient.enter`. Who is inside counts on no more than the grace (rule R9): by then, an abandoned
@@ -243,6 +235,12 @@ class ClientCore:
         lease_id = options.get("lease_id")
         if lease_id == "":
             raise LockValueError("A lease id must not be empty: leave it out to get a random one.")
+        data, about, attempt_of = options.get("data"), options.get("about") or {}, options.get("attempt_of")
+        for name, value in (("data", data), ("about", about)):
+            if value is not None and not isinstance(value, Mapping):
+                raise LockValueError(f"{name} must be a map, not {value!r}.")
+        for text in (*about.values(), *([] if attempt_of is None else [attempt_of])):
+            limits.checked_text("What describes a holder", text)
         slots, capacity = options.get("slots", 1), options.get("capacity", 1)
         limits.checked_slots(slots, capacity)
         lease = _or_default("lease", options.get("lease"), self.lease)
@@ -250,15 +248,15 @@ class ClientCore:
             limits.checked_heartbeat(self.heartbeat, lease)
         return Claim(
             key=limits.checked_key(key),
-            lease_id=lease_id or str(uuid.uuid4()),
-            owner=options.get("owner") or self.owner,
+            lease_id=limits.checked_text("A lease id", lease_id or str(uuid.uuid4())),
+            owner=limits.checked_text("The owner", options.get("owner") or self.owner),
             lease_ms=_ms(lease),
             grace_ms=_ms(_or_default("release_grace", options.get("release_grace"), self.grace)),
             slots=slots,
             capacity=capacity,
-            data=options.get("data"),
-            about=options.get("about", {}),
-            attempt_of=options.get("attempt_of"),
+            data=data,
+            about=about,
+            attempt_of=attempt_of,
         )
 
     def _lease(self, granted: Granted) -> Lease:

@@ -139,6 +139,7 @@ class LockClient:
         beats = self.keep_alive(lease, on_lost=on_lost)
         try:
             yield lease
+            lease.check()
         except BaseException:
             beats.stop()
             try:
@@ -187,9 +188,7 @@ class LockClient:
 
     def leave(self, lease: Lease, process: str) -> Released | Renewed | Lost:
         """Note in the record that a process has ended. The last one to leave an abandoned lease releases it."""
-        outcome = self._run(self._core.leave(lease, process))
-        self._tell_waiters(lease, outcome)
-        return outcome
+        return self._run(self._core.leave(lease, process))
 
     def release(self, lease: Lease) -> bool:
         """Give the lock back. True if that freed it; False if it was not ours any more, or processes are inside."""
@@ -200,9 +199,7 @@ class LockClient:
 
         :param patience: for how many seconds to try again while DynamoDB cannot be reached.
         """
-        outcome = self._run(self._core.give_back(lease, patience))
-        self._tell_waiters(lease, outcome)
-        return outcome
+        return self._run(self._core.give_back(lease, patience))
 
     def break_lock(self, key: str, lease_id: str) -> Holder:
         """Take a lease away from whoever holds it: for people who know that its work must not go on, or does not.
@@ -295,10 +292,6 @@ class LockClient:
         self._core.clock.note(answer)
         return answer
 
-    def _tell_waiters(self, lease: Lease, outcome: Released | Abandoned | Renewed | Lost) -> None:
-        if not isinstance(outcome, Renewed):
-            self._poller.ended(lease, freed=isinstance(outcome, Released))
-
 
 class KeepAlive:
     """Background heartbeats of one lease. `LockClient.keep_alive` makes it; `stop` it, or leave its ``with`` block."""
@@ -356,13 +349,15 @@ class _Poller:
         self._client = client
         self._watch = client._core.watch
         self._lock = threading.Lock()
+        self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
 
     def queue(self, wants: WaitForRoom) -> _Place:
-        woken: SimpleQueue[LockError | None] = SimpleQueue()
+        woken: SimpleQueue[Exception | None] = SimpleQueue()
         ticket = Ticket(wants, woken.put)
         with self._lock:
-            self._watch.add(ticket)
+            if self._watch.add(ticket):
+                self._hurry.set()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._poll, name="dynamo-lock poller", daemon=True)
                 self._thread.start()
@@ -372,14 +367,10 @@ class _Poller:
         with self._lock:
             self._watch.remove(ticket)
 
-    def ended(self, lease: Lease, *, freed: bool) -> None:
-        with self._lock:
-            self._watch.ended(lease.key, lease.lease_id, freed=freed)
-
     def _poll(self) -> None:
         operation = self._watch.poll(random.random)
         answer: Any = None
-        failure: LockError | None = None
+        failure: Exception | None = None
         while True:
             # The waiters' list is looked at and changed under the lock, the table is not.
             with self._lock:
@@ -388,21 +379,27 @@ class _Poller:
                 except StopIteration:
                     self._thread = None
                     return
+                except Exception as broken:
+                    log.exception("The poller ended.")
+                    self._thread = None
+                    self._watch.fail(broken)
+                    return
             answer = failure = None
             try:
                 match effect:
                     case Sleep():
-                        time.sleep(effect.seconds)
+                        self._hurry.wait(effect.seconds)
+                        self._hurry.clear()
                     case Request():
                         answer = self._client._send(effect)
-            except LockError as raised:
+            except Exception as raised:
                 failure = raised
 
 
 class _Place:
     """One waiter's place in the poller's queue."""
 
-    def __init__(self, poller: _Poller, ticket: Ticket, woken: SimpleQueue[LockError | None]) -> None:
+    def __init__(self, poller: _Poller, ticket: Ticket, woken: SimpleQueue[Exception | None]) -> None:
         self._poller, self._ticket, self._woken = poller, ticket, woken
 
     def wait(self, timeout: float | None) -> None:

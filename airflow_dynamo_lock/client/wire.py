@@ -20,6 +20,7 @@ from airflow_dynamo_lock.protocol.errors import (
     LockRecordError,
     LockTableError,
     LockUnavailableError,
+    LockValueError,
 )
 from airflow_dynamo_lock.protocol.table import TableExistsError, TableMissingError
 
@@ -79,6 +80,14 @@ _NO_ACCESS = {
     "KMSAccessDeniedException",
 }
 
+_NO_CREDENTIALS = (
+    aws.NoCredentialsError,
+    aws.PartialCredentialsError,
+    aws.CredentialRetrievalError,
+    aws.TokenRetrievalError,
+    aws.SSOError,
+)
+
 
 def reply(output: Mapping[str, Any], sent_at: float, *, refused: bool = False) -> Reply:
     """The protocol's view of what the SDK returned for a request sent at `sent_at`."""
@@ -112,7 +121,8 @@ def not_answered(request: Request) -> LockUnavailableError:
 def _service_error(failure: aws.ClientError, request: Request) -> LockError:
     code = str(failure.response["Error"]["Code"])
     message = str(failure.response["Error"].get("Message") or code)
-    status = failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    metadata = failure.response.get("ResponseMetadata", {})
+    status = metadata.get("HTTPStatusCode", 0)
     table = _table_of(request)
     if code in _NO_ACCESS:
         return LockAccessError(
@@ -132,6 +142,13 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
                 f"The table {table!r} is not a lock table, its keys differ ({message}): "
                 "check its name; client.check_table() says what is expected and what was found."
             )
+        if "tableName" in message or "TableName" in message:
+            return LockTableError(f"{table!r} cannot be the name of a DynamoDB table ({message}).")
+        if "Item size" in message:
+            return LockValueError(
+                f"There is no room for this in the record of the lock {request.params['Key']['key']['S']!r} ({message}): "
+                "a DynamoDB item holds 400 KB; keep less in `data`."
+            )
         if request.action == "UpdateItem":
             return LockRecordError(
                 f"The record of the lock {request.params['Key']['key']['S']!r} in table {table!r} cannot be updated "
@@ -140,22 +157,22 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
     if code in _UNAVAILABLE or status >= 500:
         return LockUnavailableError(
             f"DynamoDB did not serve {request.action} on table {table!r} ({code}: {message}).",
-            maybe_applied=_UNAVAILABLE.get(code, True),
+            # An attempt before this one may have been applied, whatever became of the last.
+            maybe_applied=metadata.get("RetryAttempts", 0) > 0 or _UNAVAILABLE.get(code, True),
         )
     return LockError(f"DynamoDB refused {request.action} on table {table!r} ({code}: {message}).")
 
 
 def _sdk_error(failure: Exception, request: Request) -> LockError:
-    if isinstance(
-        failure, (aws.NoCredentialsError, aws.PartialCredentialsError, aws.CredentialRetrievalError)
-    ):
+    if isinstance(failure, _NO_CREDENTIALS):
         return LockAccessError(
             f"There are no usable AWS credentials ({failure}): configure them for this process."
         )
     if isinstance(failure, aws.NoRegionError):
         return LockAccessError("No AWS region is configured: set region_name, or AWS_DEFAULT_REGION.")
     if isinstance(failure, (aws.EndpointConnectionError, aws.ConnectTimeoutError, aws.ProxyConnectionError)):
-        return LockUnavailableError(f"DynamoDB cannot be reached ({failure}).", maybe_applied=False)
+        # That is the SDK's last attempt. It does not tell whether there was one before it, which got through.
+        return LockUnavailableError(f"DynamoDB cannot be reached ({failure}).", maybe_applied=True)
     if isinstance(failure, (aws.HTTPClientError, aws.ConnectionError)):
         return LockUnavailableError(
             f"The connection to DynamoDB broke during {request.action} ({failure}).", maybe_applied=True

@@ -10,8 +10,13 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from airflow_dynamo_lock.protocol.errors import LockValueError
+from airflow_dynamo_lock.protocol.limits import checked_text
 
 Attribute = Mapping[str, Any]
+
+# What DynamoDB's numbers hold.
+_DIGITS = 38
+_MAGNITUDE = 125
 
 
 def encode(value: Any) -> dict[str, Any]:
@@ -25,19 +30,22 @@ def encode(value: Any) -> dict[str, Any]:
         case bool():
             return {"BOOL": value}
         case int() | float() | Decimal():
-            if not Decimal(value).is_finite():
+            number = Decimal(str(value))
+            if (
+                not number.is_finite()
+                or len(number.as_tuple().digits) > _DIGITS
+                or abs(number.adjusted()) > _MAGNITUDE
+            ):
                 raise LockValueError(f"DynamoDB cannot store the number {value!r}.")
             return {"N": str(value)}
         case str():
-            return {"S": value}
+            return {"S": checked_text("A text to be stored", value)}
         case bytes():
             return {"B": value}
         case list() | tuple():
             return {"L": [encode(each) for each in value]}
         case Mapping():
-            if not all(isinstance(name, str) for name in value):
-                raise LockValueError(f"DynamoDB maps need text as keys, not {list(value)!r}.")
-            return {"M": {name: encode(each) for name, each in value.items()}}
+            return {"M": {checked_text("A map's key", name): encode(each) for name, each in value.items()}}
     raise LockValueError(f"DynamoDB cannot store a {type(value).__name__}: {value!r}.")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 
 from airflow_dynamo_lock.protocol.errors import LockValueError
 
 Seconds = float | int | timedelta
 
+#: No time is longer than this, in seconds: thirty years, about what an operating system lets a thread wait.
+LONGEST = 1e9
+#: No lock has more slots than this.
+MOST_SLOTS = 10**9
 #: DynamoDB's limit for a partition key, in bytes of UTF-8.
 MAX_KEY_BYTES = 2048
 #: The share of a lease that its holder does without (rule R4): two machines' clocks may run at rates that differ by
@@ -24,9 +27,11 @@ def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise LockValueError(f"{name} must be a number of seconds or a timedelta, not {value!r}.")
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+    if not (0 < value <= LONGEST or (zero and value == 0)):
         least = "zero or more" if zero else "more than zero"
-        raise LockValueError(f"{name} must be a finite time, {least}, not {value!r} seconds.")
+        raise LockValueError(
+            f"{name} must be a finite time, {least} and at most {LONGEST:g} s, not {value!r} s."
+        )
     return float(value)
 
 
@@ -36,12 +41,7 @@ def checked_key(key: str) -> str:
         raise LockValueError(f"A lock's key must be text, not {key!r}.")
     if not key:
         raise LockValueError("A lock's key must not be empty: give the locked resource a name.")
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError:
-        raise LockValueError(
-            f"The lock key {key!r} is not valid Unicode: it holds a lone surrogate."
-        ) from None
+    size = len(checked_text("The lock key", key).encode())
     if size > MAX_KEY_BYTES:
         raise LockValueError(
             f"The lock key {key[:40]!r}… has {size} bytes; DynamoDB takes at most {MAX_KEY_BYTES}: use a shorter name or a hash."
@@ -49,11 +49,24 @@ def checked_key(key: str) -> str:
     return key
 
 
+def checked_text(name: str, text: str) -> str:
+    """Text that DynamoDB can store."""
+    if not isinstance(text, str):
+        raise LockValueError(f"{name} must be text, not {text!r}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise LockValueError(f"{name} {text!r} is not valid Unicode: it holds a lone surrogate.") from None
+    return text
+
+
 def checked_slots(slots: int, capacity: int) -> None:
     """Slots and capacity are whole numbers, and the slots asked for could ever be free."""
     for name, value in (("slots", slots), ("capacity", capacity)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LockValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_SLOTS:
+            raise LockValueError(
+                f"{name} must be a whole number of at least 1 and at most {MOST_SLOTS}, not {value!r}."
+            )
     if slots > capacity:
         raise LockValueError(f"{slots} slots can never be free in a lock with a capacity of {capacity}.")
 

@@ -28,14 +28,29 @@ LOCK_ENTRY = "lock"
 #: How long an idle record outlives its last write, so that its fencing token is remembered (rule R10).
 RETENTION_MS = 7 * 24 * 3600 * 1000
 
+# The end of the year 9999, epoch milliseconds: what a datetime can show.
+_LAST_MOMENT_MS = 253_402_300_799_999
+
 #: What BatchGetItem takes at most.
 BATCH = 100
 
 # Every attribute is written as a placeholder: several of the names are DynamoDB's reserved words, or may become so.
-_ATTRIBUTES = (
-    "key entry capacity available holders token data expires_at "
-    "version acquired_at renewed_at lease_ms inside ending"
-).split()
+_ATTRIBUTES = [
+    "key",
+    "entry",
+    "capacity",
+    "available",
+    "holders",
+    "token",
+    "data",
+    "expires_at",
+    "version",
+    "acquired_at",
+    "renewed_at",
+    "lease_ms",
+    "inside",
+    "ending",
+]
 
 
 @dataclass(frozen=True)
@@ -54,9 +69,9 @@ class NativeFormat:
             "#token = if_not_exists(#token, :seed) + :one, #expires_at = :expires_at" + _data(claim),
             # The size guards a record whose counter somebody damaged: held slots are never overwritten. The types keep
             # off what `record` could not read, so that a damaged record is left as it is.
-            "attribute_not_exists(#key) OR (#available = #capacity AND size(#holders) = :zero AND "
-            "attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
-            "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)))",
+            "attribute_not_exists(#key) OR (attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
+            "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)) AND "
+            "#available = #capacity AND size(#holders) = :zero)",
             {
                 ":holders": {claim.lease_id: _holder(claim, stamp)},
                 ":left": claim.capacity - claim.slots,
@@ -122,9 +137,12 @@ class NativeFormat:
             **names,
         )
 
-    def heartbeat(self, key: str, lease_id: str, lease_ms: int, stamp: Stamp) -> Request:
-        """Show that the holder lives."""
-        return self._sign_of_life(key, lease_id, lease_ms, stamp)
+    def heartbeat(
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, *, unless_ending: bool = False
+    ) -> Request:
+        """Show that the holder lives; `unless_ending`, only while the lease has not been abandoned."""
+        condition = " AND attribute_not_exists(#holders.#me.#ending)" if unless_ending else ""
+        return self._sign_of_life(key, lease_id, lease_ms, stamp, condition=condition)
 
     def take_again(self, claim: Claim, stamp: Stamp) -> Request:
         """Go on holding what an earlier write of ours took (rule R5). It gets a token of its own: what the earlier
@@ -364,22 +382,28 @@ def _read_holder(lease_id: str, values: Mapping[str, Any]) -> Holder:
     slots, lease_ms = _typed(values["slots"], int), _typed(values["lease_ms"], int)
     if slots < 1 or lease_ms < 1:
         raise ValueError(f"the holder {lease_id} has {slots} slots and a lease of {lease_ms} ms")
-    renewed_at = values.get("renewed_at")
+    acquired_at, renewed_at = values["acquired_at"], values.get("renewed_at")
     return Holder(
         lease_id=lease_id,
         owner=_typed(values["owner"], str),
         slots=slots,
         lease_ms=lease_ms,
         version=_typed(values["version"], str),
-        acquired_at_ms=_typed(values["acquired_at"], int),
-        renewed_at_ms=None if renewed_at is None else _typed(renewed_at, int),
+        acquired_at_ms=_moment(acquired_at),
+        renewed_at_ms=None if renewed_at is None else _moment(renewed_at),
         inside=_typed(values["inside"], dict),
         ending=bool(values.get("ending", False)),
         about=_typed(values.get("about", {}), dict),
     )
 
 
+def _moment(value: Any) -> int:
+    if not 0 <= _typed(value, int) <= _LAST_MOMENT_MS:
+        raise ValueError(f"{value!r} is no time")
+    return int(value)
+
+
 def _typed(value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value

@@ -183,7 +183,11 @@ class Operations:
         """Whether the answer shows that the time a write was stamped with is wrong."""
         if reply.server_ms is None:
             return False
-        most = _BEHIND_MS if stamp.server_ms is not None else min(_BEHIND_MS, self.observer.max_clock_skew_ms / 2)
+        most = (
+            _BEHIND_MS
+            if stamp.server_ms is not None
+            else min(_BEHIND_MS, self.observer.max_clock_skew_ms / 2)
+        )
         return not -_AHEAD_MS <= reply.server_ms - stamp.best_ms <= most
 
     def acquire(
@@ -278,16 +282,13 @@ class Operations:
         lease_ms: int,
         interval: float,
         term: Term,
-        *,
-        until_ending: bool = False,
-    ) -> Operation[Ending | None]:
+    ) -> Operation[None]:
         """Beat every `interval` seconds until the lease is lost, which `term` then tells.
 
         A beat that fails is tried again until the lease's own deadline, and none may take longer than that: its
         holder gives up in time even if the network never answers (rule R4).
 
         :param lease_ms: for how long this holder counts on a beat; at most the lease that the record shows.
-        :param until_ending: stop, without a loss, when the lease has been abandoned (rule R8).
         """
         pause = interval
         while True:
@@ -295,7 +296,7 @@ class Operations:
             remaining = term.remaining()
             if remaining <= 0:
                 term.lose("no heartbeat has succeeded in time")
-                return None
+                return
             try:
                 outcome = yield from self.heartbeat(key, lease_id, lease_ms, within=remaining)
             except LockError as failure:
@@ -304,13 +305,31 @@ class Operations:
                 continue
             if isinstance(outcome, Lost):
                 term.lose(outcome.describe())
-                return None
+                return
             log.debug("Heartbeat of %r (lease %s).", key, lease_id)
-            if until_ending and outcome.holder.ending:
-                return Ending(outcome.holder)
             # An abandoned lease is the shorter one that the record shows now.
             term.renewed(outcome.sent_at, min(lease_ms, outcome.holder.lease_ms))
             pause = interval
+
+    def keep(self, key: str, lease_id: str, lease_ms: int, interval: float) -> Operation[Ending | Lost]:
+        """The keeper's work (rule R9): beat for those who are or will be inside, until the lease is gone or abandoned.
+
+        Nobody relies on the keeper's own view of the lease. So it has no deadline: it goes on after a failure of any
+        length, for as long as the record shows the lease. A beat that the abandoning has overtaken changes nothing, or
+        a keeper that Airflow starts once more would keep the lease of a dead process alive.
+        """
+        while True:
+            request = self.format.heartbeat(key, lease_id, lease_ms, self.stamp(), unless_ending=True)
+            try:
+                reply: Reply = yield request
+                if reply.refused:
+                    return (yield from self._why_refused(key, lease_id, reply, None))
+                log.debug("Heartbeat of %r (lease %s).", key, lease_id)
+                pause = interval
+            except LockUnavailableError as failure:
+                log.warning("Heartbeat of %r (lease %s) failed, trying again: %s", key, lease_id, failure)
+                pause = min(interval, 1.0)
+            yield Sleep(pause)
 
     def enter(
         self, key: str, lease_id: str, process: str, lease_ms: int, *, within: float | None = None
@@ -320,11 +339,16 @@ class Operations:
             self.format.enter(key, lease_id, process, lease_ms, self.stamp()), within
         )
         if reply.refused:
-            record, _ = yield from self._record_after(key, reply, within)
-            if record is not None and lease_id in record.holders:
-                return Ending(record.holders[lease_id])
-            return Lost(record)
+            return (yield from self._why_refused(key, lease_id, reply, within))
         return (yield from self._renewed(key, lease_id, reply, within))
+
+    def _why_refused(
+        self, key: str, lease_id: str, reply: Reply, within: float | None
+    ) -> Operation[Ending | Lost]:
+        """What refused a write that takes a lease which is not ending."""
+        record, _ = yield from self._record_after(key, reply, within)
+        holder = record.holders.get(lease_id) if record is not None else None
+        return Lost(record) if holder is None else Ending(holder)
 
     def _renewed(
         self, key: str, lease_id: str, reply: Reply, within: float | None

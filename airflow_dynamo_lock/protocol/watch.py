@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Sleep, WaitForRoom
-from airflow_dynamo_lock.protocol.errors import LockError, LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import LockUnavailableError
 from airflow_dynamo_lock.protocol.model import LockRecord
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.operations import log, room
@@ -25,7 +25,7 @@ class Ticket:
     """
 
     wants: WaitForRoom
-    wake: Callable[[LockError | None], None]
+    wake: Callable[[Exception | None], None]
 
 
 @dataclass(eq=False)
@@ -49,13 +49,15 @@ class Watch:
     observer: Observer
     tickets: dict[str, list[Ticket]] = field(default_factory=dict)
     sights: dict[str, list[Sight]] = field(default_factory=dict)
+    _pace: float = field(default=0.0, init=False)
 
-    def add(self, place: Ticket | Sight) -> None:
-        """Take a place at the end of the key's queue."""
+    def add(self, place: Ticket | Sight) -> bool:
+        """Take a place at the end of the key's queue. True if the poller, should it be asleep, sleeps too long for it."""
         if isinstance(place, Ticket):
             self.tickets.setdefault(place.wants.key, []).append(place)
-        else:
-            self.sights.setdefault(place.key, []).append(place)
+            return place.wants.poll_interval < self._pace
+        self.sights.setdefault(place.key, []).append(place)
+        return place.poll_interval < self._pace
 
     def remove(self, place: Ticket | Sight) -> None:
         """Give the place up; a key that nobody looks at is no longer read."""
@@ -81,7 +83,8 @@ class Watch:
             processes do not fall into step.
         """
         while self:
-            yield Sleep(self.interval * (1 + jitter() / 4))
+            self._pace = self.interval
+            yield Sleep(self._pace * (1 + jitter() / 4))
             for request in self.format.batch_get(self.tickets.keys() | self.sights.keys()):
                 keys = {
                     each["key"]["S"] for each in request.params["RequestItems"][self.format.table]["Keys"]
@@ -91,7 +94,7 @@ class Watch:
                 except LockUnavailableError as unavailable:
                     log.warning("Cannot see the locks that are waited for, trying again: %s", unavailable)
                     continue
-                except LockError as failure:
+                except Exception as failure:  # also one that nobody has thought of: none may wait for ever
                     self.fail(failure)
                     continue
                 records = {
@@ -100,15 +103,17 @@ class Watch:
                 for key in keys - self.format.unprocessed_keys(reply.output):
                     self._seen(key, records.get(key), reply)
 
-    def ended(self, key: str, lease_id: str, *, freed: bool) -> None:
-        """This process has just ended a lease: those here who wait for that need not wait for a poll."""
+    def ended(self, key: str, lease_id: str) -> None:
+        """This process has just ended a lease: who keeps it here need not wait for a poll to know.
+
+        The waiters here do wait for it. Woken at once, they would always be quicker than those in other processes, and
+        a busy deployment would never let another have its turn.
+        """
         for sight in self.sights.get(key, ()):
             if sight.lease_id == lease_id:
                 sight.gone()
-        for ticket in self.tickets.get(key, ())[: int(freed)]:
-            ticket.wake(None)
 
-    def fail(self, failure: LockError) -> None:
+    def fail(self, failure: Exception) -> None:
         """Nobody here can go on waiting."""
         for queue in list(self.tickets.values()):
             for ticket in queue:

@@ -1,0 +1,309 @@
+"""What a user can do in Airflow's web interface, done through its public REST API (v2)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Self
+
+import httpx
+
+FINISHED = ("success", "failed")
+POLL = 0.5  # seconds between two looks while waiting
+
+
+class AirflowError(Exception):
+    """Airflow refused a request, or did not get where it was expected to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a DAG."""
+
+    dag_id: str
+    run_id: str
+    state: str
+    conf: Mapping[str, Any]
+    queued_at: datetime | None
+    start: datetime | None
+    end: datetime | None
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """From the API's answer."""
+        return cls(
+            dag_id=body["dag_id"],
+            run_id=body["dag_run_id"],
+            state=body["state"],
+            conf=body["conf"] or {},
+            queued_at=_moment(body["queued_at"]),
+            start=_moment(body["start_date"]),
+            end=_moment(body["end_date"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInstance:
+    """One task of a run. `pid` is the process of its last try on a worker; None if it never was on one."""
+
+    id: str
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    state: str | None
+    try_number: int
+    pid: int | None
+    hostname: str | None
+    start: datetime | None
+    end: datetime | None
+    rendered: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """From the API's answer."""
+        return cls(
+            id=body["id"],
+            dag_id=body["dag_id"],
+            run_id=body["dag_run_id"],
+            task_id=body["task_id"],
+            map_index=body["map_index"],
+            state=body["state"],
+            try_number=body["try_number"],
+            pid=body["pid"],
+            hostname=body["hostname"] or None,
+            start=_moment(body["start_date"]),
+            end=_moment(body["end_date"]),
+            rendered=body["rendered_fields"],
+        )
+
+
+class AirflowClient:
+    """One Airflow's public REST API, logged in with a password of the simple auth manager."""
+
+    def __init__(self, url: str, username: str, password: str) -> None:
+        self.url = url
+        self.username = username
+        self.password = password
+
+    # --- DAGs
+
+    def dag_ids(self) -> set[str]:
+        """The DAGs that have been parsed."""
+        return {dag["dag_id"] for dag in self._list("/dags", "dags")}
+
+    def import_errors(self) -> dict[str, str]:
+        """The DAG files that could not be parsed, and why."""
+        errors = self._list("/importErrors", "import_errors")
+        return {error["filename"]: error["stack_trace"] for error in errors}
+
+    def wait_for_dags(self, dag_ids: Collection[str], timeout: float = 60.0) -> None:
+        """Wait until all these DAGs have been parsed. A file that cannot be parsed ends the wait."""
+        deadline = time.monotonic() + timeout
+        while missing := set(dag_ids) - self.dag_ids():
+            if errors := self.import_errors():
+                raise AirflowError("\n".join(f"{file}:\n{why}" for file, why in errors.items()))
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not parsed after {timeout:g} s: {', '.join(sorted(missing))}")
+            time.sleep(POLL)
+
+    def unpause(self, dag_id: str) -> None:
+        """Let a DAG run."""
+        self._request("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
+
+    # --- runs
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Start a run and return its id."""
+        body = {"logical_date": None, "conf": dict(conf or {})}
+        return str(self._request("POST", f"/dags/{dag_id}/dagRuns", json=body).json()["dag_run_id"])
+
+    def run(self, dag_id: str, run_id: str) -> Run:
+        """A run as it is now."""
+        return Run.parse(self._request("GET", _run_path(dag_id, run_id)).json())
+
+    def runs(self, dag_id: str) -> list[Run]:
+        """All runs of a DAG, oldest first."""
+        return [Run.parse(run) for run in self._list(f"/dags/{dag_id}/dagRuns", "dag_runs", order_by="id")]
+
+    def wait(
+        self, dag_id: str, run_id: str, states: Collection[str] = FINISHED, timeout: float = 120.0
+    ) -> Run:
+        """Wait until a run is in one of these states."""
+        deadline = time.monotonic() + timeout
+        while (run := self.run(dag_id, run_id)).state not in states:
+            if time.monotonic() > deadline:
+                tasks = "".join(f"\n  {_name(ti)}: {ti.state}" for ti in self.task_instances(dag_id, run_id))
+                raise TimeoutError(f"{dag_id} {run_id} is {run.state} after {timeout:g} s{tasks}")
+            time.sleep(POLL)
+        return run
+
+    def set_run_state(self, dag_id: str, run_id: str, state: str) -> None:
+        """Mark a run "success" or "failed", or queue it again ("queued")."""
+        self._request("PATCH", _run_path(dag_id, run_id), json={"state": state})
+
+    # --- task instances
+
+    def task_instances(self, dag_id: str, run_id: str = "~") -> list[TaskInstance]:
+        """The tasks of a run; without a run, of every run of the DAG."""
+        instances = self._list(f"{_run_path(dag_id, run_id)}/taskInstances", "task_instances", order_by="id")
+        return [TaskInstance.parse(instance) for instance in instances]
+
+    def task_instance(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> TaskInstance:
+        """A task of a run as it is now."""
+        path = _task_path(dag_id, run_id, task_id, map_index)
+        return TaskInstance.parse(self._request("GET", path).json())
+
+    def wait_for_task(
+        self,
+        dag_id: str,
+        run_id: str,
+        task_id: str,
+        states: Collection[str | None],
+        map_index: int = -1,
+        timeout: float = 60.0,
+    ) -> TaskInstance:
+        """Wait until a task is in one of these states."""
+        deadline = time.monotonic() + timeout
+        while (ti := self.task_instance(dag_id, run_id, task_id, map_index)).state not in states:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{dag_id} {run_id} {_name(ti)} is {ti.state} after {timeout:g} s")
+            time.sleep(POLL)
+        return ti
+
+    def set_task_state(self, dag_id: str, run_id: str, task_id: str, state: str, map_index: int = -1) -> None:
+        """Mark a task "success", "failed" or "skipped"."""
+        self._request("PATCH", _task_path(dag_id, run_id, task_id, map_index), json={"new_state": state})
+
+    def clear(
+        self,
+        dag_id: str,
+        run_id: str,
+        task_ids: Iterable[str | tuple[str, int]],
+        *,
+        downstream: bool = True,
+        upstream: bool = False,
+        only_failed: bool = False,
+    ) -> set[str]:
+        """Clear tasks (a mapped one as `(task id, map index)`), with the web interface's own preselection.
+
+        Returns the ids of all tasks that were cleared.
+        """
+        body = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "task_ids": list(task_ids),
+            "include_downstream": downstream,
+            "include_upstream": upstream,
+            "only_failed": only_failed,
+        }
+        cleared = self._request("POST", f"/dags/{dag_id}/clearTaskInstances", json=body).json()
+        return {instance["task_id"] for instance in cleared["task_instances"]}
+
+    def xcom(
+        self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1
+    ) -> Any:
+        """A value that a task has pushed."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/{key}"
+        return self._request("GET", path, params={"map_index": map_index}).json()["value"]
+
+    def task_log(
+        self, dag_id: str, run_id: str, task_id: str, try_number: int | None = None, map_index: int = -1
+    ) -> str:
+        """The log of one try of a task (the last one, unless told), a line of text per message."""
+        if try_number is None:
+            try_number = self.task_instance(dag_id, run_id, task_id, map_index).try_number
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}"
+        answer = self._request(
+            "GET",
+            path,
+            params={"map_index": map_index, "full_content": True},
+            headers={"Accept": "application/json"},
+        )
+        return "\n".join(_log_line(message) for message in answer.json()["content"])
+
+    # --- connections
+
+    def add_connection(
+        self, connection_id: str, conn_type: str, *, extra: Mapping[str, Any] | None = None, **fields: Any
+    ) -> None:
+        """Create a connection; `fields` are host, login, password, schema, port, description."""
+        body = {"connection_id": connection_id, "conn_type": conn_type, **fields}
+        if extra is not None:
+            body["extra"] = json.dumps(extra)
+        self._request("POST", "/connections", json=body)
+
+    # --- the wire
+
+    def health(self) -> dict[str, Any]:
+        """What Airflow says of its components. Raises `httpx.TransportError` while there is no server."""
+        return dict(self._http.get("/api/v2/monitor/health").json())
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._http.close()
+
+    @cached_property
+    def _http(self) -> httpx.Client:
+        # A proxy in the environment has no business between us and 127.0.0.1.
+        return httpx.Client(base_url=self.url, timeout=30.0, trust_env=False)
+
+    @cached_property
+    def _authorization(self) -> dict[str, str]:
+        credentials = {"username": self.username, "password": self.password}
+        answer = _checked(self._http.post("/auth/token", json=credentials))
+        return {"Authorization": f"Bearer {answer.json()['access_token']}"}
+
+    def _request(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> httpx.Response:
+        headers = {**self._authorization, **(headers or {})}
+        try:
+            return _checked(self._http.request(method, f"/api/v2{path}", headers=headers, **kwargs))
+        except httpx.TransportError as error:
+            raise AirflowError(f"{method} {self.url}/api/v2{path}: {error!r}") from error
+
+    def _list(self, path: str, key: str, **params: Any) -> list[dict[str, Any]]:
+        """All entries of a list, page by page."""
+        entries: list[dict[str, Any]] = []
+        while True:
+            params |= {"limit": 100, "offset": len(entries)}
+            page = self._request("GET", path, params=params).json()
+            entries += page[key]
+            if not page[key] or len(entries) >= page["total_entries"]:
+                return entries
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.is_error:
+        request = answer.request
+        raise AirflowError(f"{request.method} {request.url}: {answer.status_code} {answer.text}")
+    return answer
+
+
+def _run_path(dag_id: str, run_id: str) -> str:
+    return f"/dags/{dag_id}/dagRuns/{run_id}"
+
+
+def _task_path(dag_id: str, run_id: str, task_id: str, map_index: int) -> str:
+    path = f"{_run_path(dag_id, run_id)}/taskInstances/{task_id}"
+    return path if map_index < 0 else f"{path}/{map_index}"
+
+
+def _name(ti: TaskInstance) -> str:
+    return ti.task_id if ti.map_index < 0 else f"{ti.task_id}[{ti.map_index}]"
+
+
+def _moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def _log_line(message: Mapping[str, Any]) -> str:
+    errors = "".join(
+        f"\n{error['exc_type']}: {error['exc_value']}" for error in message.get("error_detail") or []
+    )
+    return f"{message['event']}{errors}"

@@ -1,0 +1,192 @@
+"""The demo in the terminal: what is going on while it runs, and the report at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from math import isfinite
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from demo.deployment import Deployment
+from demo.ledger import Section
+from demo.outcome import Outcome, Turn
+
+Bar = list[tuple[str, str]]  # its cells: a glyph and its style
+
+COLOURS = {"north": "blue", "south": "yellow"}
+WAITING, INSIDE, DONE, FAILED = (
+    Text("○", "dim"),
+    Text("●", "bold magenta"),
+    Text("✓", "green"),
+    Text("✗", "red"),
+)
+
+
+class Board:
+    """What the two deployments are doing, drawn anew several times a second."""
+
+    def __init__(self, deployments: Sequence[Deployment]) -> None:
+        self._deployments = deployments
+        self._began = time.monotonic()
+        self._outcome: Outcome | None = None
+        self._spinner = Spinner("dots")
+
+    @property
+    def elapsed(self) -> str:
+        """The time since the beginning, as minutes:seconds."""
+        return "{}:{:02}".format(*divmod(int(time.monotonic() - self._began), 60))
+
+    def show(self, outcome: Outcome) -> None:
+        """Show this from now on."""
+        self._outcome = outcome
+
+    def __rich__(self) -> RenderableType:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("deployment")
+        table.add_column("web interface")
+        table.add_column("state")
+        table.add_column(Text.assemble("runs: ", WAITING, " waiting ", INSIDE, " inside ", DONE, " done"))
+        for deployment in self._deployments:
+            table.add_row(
+                Text(deployment.name, COLOURS[deployment.name]),
+                deployment.url,
+                deployment.status,
+                Text(" ").join(self._marks(deployment.name)),
+            )
+        self._spinner.update(text=f"{self.elapsed} {self._activity()}")
+        return Group(table, self._spinner)
+
+    def _activity(self) -> str:
+        if self._outcome is None:
+            return "bringing up two Airflow deployments"
+        done = sum(turn.released is not None for turn in self._outcome.turns)
+        return f"{done} of {len(self._outcome.turns)} turns taken"
+
+    def _marks(self, deployment: str) -> list[Text]:
+        if self._outcome is None:
+            return []
+        failed = {run.run_id for run in self._outcome.runs if run.state == "failed"}
+        turns = [turn for turn in self._outcome.turns if turn.deployment == deployment]
+        return [
+            FAILED if turn.run in failed else _mark(turn) for turn in sorted(turns, key=lambda t: t.triggered)
+        ]
+
+
+def report(outcome: Outcome, width: int) -> RenderableType:
+    """The timeline, the times and the verdict."""
+    return Group(_timeline(outcome, width), "", _times(outcome), "", _verdict(outcome), "")
+
+
+def failures(deployments: Sequence[Deployment], dag_id: str) -> Text:
+    """The ends of the logs of all tasks that failed."""
+    text = Text()
+    for deployment in deployments:
+        for ti in deployment.task_instances(dag_id):
+            if ti.state == "failed":
+                log = deployment.task_log(dag_id, ti.run_id, ti.task_id).splitlines()[-15:]
+                text.append(f"{deployment.name} {ti.run_id} {ti.task_id} failed:\n", "red")
+                text.append("".join(f"  {line}\n" for line in log))
+    return text
+
+
+def _mark(turn: Turn) -> Text:
+    if turn.released:
+        return DONE
+    return INSIDE if turn.acquired else WAITING
+
+
+def _timeline(outcome: Outcome, width: int) -> RenderableType:
+    """A row for each run, under its deployment: how it waited, and when its tasks were at work."""
+    if not outcome.sections:
+        return Text("No run came to its turn.", "red")
+    origin = min(turn.triggered for turn in outcome.turns)
+    end = max(moment for s in outcome.sections for moment in (s.start, s.end) if isfinite(moment))
+    columns = max(20, width - 12)
+    per_second = columns / (end - origin)
+
+    def place(moment: float) -> float:
+        return (min(moment, end) - origin) * per_second
+
+    def draw_section(bar: Bar, section: Section) -> None:
+        colour = COLOURS[section.deployment]
+        _draw(bar, ("━", colour), place(section.start), place(section.end))
+        for work in section.work:
+            _draw(bar, ("█", colour), place(work.start), place(work.end))
+
+    table = Table.grid(padding=(0, 1))
+    table.add_row("", Text(f"0 s{f'{end - origin:.0f} s':>{columns - 3}}", "dim"))
+    both: Bar = [(" ", "")] * columns
+    for section in outcome.sections:
+        draw_section(both, section)
+    table.add_row("both", Text.assemble(*both))
+    for deployment, colour in COLOURS.items():
+        for number, turn in enumerate((t for t in outcome.turns if t.deployment == deployment), start=1):
+            bar: Bar = [(" ", "")] * columns
+            if turn.section:
+                _draw(bar, ("┄", "dim"), place(turn.triggered), place(turn.section.start))
+                draw_section(bar, turn.section)
+            table.add_row(Text(f"{deployment} {number}", colour), Text.assemble(*bar))
+    return table
+
+
+def _draw(bar: Bar, cell: tuple[str, str], start: float, end: float) -> None:
+    """Fill the cells of a bar whose middles are between two places; one cell at least."""
+    first = min(round(start), len(bar) - 1)
+    last = max(first + 1, min(round(end), len(bar)))
+    bar[first:last] = [cell] * (last - first)
+
+
+def _times(outcome: Outcome) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("turn", "deployment", "fencing token"):
+        table.add_column(heading)
+    for heading in ("waited", "at work", "idle before the next"):
+        table.add_column(heading, justify="right")
+    handover = {(each.giver.deployment, each.giver.run): each for each in outcome.handovers}
+    for number, turn in enumerate(outcome.turns, start=1):
+        if not turn.section:
+            continue
+        to_next = handover.get((turn.deployment, turn.run))
+        table.add_row(
+            str(number),
+            Text(turn.deployment, COLOURS[turn.deployment]),
+            ", ".join(map(str, turn.section.tokens)),
+            f"{turn.waited:.1f} s",
+            f"{turn.section.end - turn.section.start:.1f} s",
+            f"{to_next.seconds:.1f} s {'→ ' + to_next.taker.deployment if to_next.crosses else '':7}"
+            if to_next
+            else "",
+        )
+    return Group(table, _handovers(outcome))
+
+
+def _handovers(outcome: Outcome) -> RenderableType:
+    if not outcome.spreads:
+        return Text()
+    crossing = sum(each.crosses for each in outcome.handovers)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(f"{len(outcome.handovers)} hand-overs, {crossing} of them between deployments")
+    table.add_column("median", justify="right")
+    table.add_column("longest", justify="right")
+    for spread in outcome.spreads:
+        table.add_row(spread.what, f"{spread.median:.1f} s", f"{spread.longest:.1f} s")
+    return table
+
+
+def _verdict(outcome: Outcome) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for claim in outcome.verdict:
+        table.add_row(
+            Text("✓", "green") if claim.holds else Text("✗", "bold red"), claim.text, Text(claim.found, "dim")
+        )
+    return Group(
+        table,
+        Text("The lock kept its word.", "bold green")
+        if outcome.holds
+        else Text("It did NOT hold.", "bold red"),
+    )

@@ -1,0 +1,98 @@
+"""The DAGs that the tests of `tests/airflow` run. What they do is told by the run's conf, and by files of the test:
+
+a guarded task notes every 50 ms in the ledger that it is inside, until the test says how it should end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from airflow.sdk import DAG, get_current_context, task, task_group
+
+from airflow_dynamo_lock import DynamoLock, DynamoLockOperator, DynamoLockSensor
+
+ROOM = Path(os.environ["DYNAMO_LOCK_TEST_ROOM"])
+
+KEY = "{{ dag_run.conf['key'] }}"
+TIMES = {
+    "lease": "{{ dag_run.conf.get('lease', 20) }}",
+    "release_grace": "{{ dag_run.conf.get('grace', 6) }}",
+    "timeout": "{{ dag_run.conf.get('timeout') }}",
+}
+
+
+def note(**values: object) -> None:
+    """Append one line to the ledger, in one write."""
+    line = json.dumps({"at": time.time(), "pid": os.getpid(), **values}) + "\n"
+    ledger = os.open(ROOM / "ledger.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(ledger, line.encode())
+    os.close(ledger)
+
+
+def be_inside() -> None:
+    """Work under the lease until the test has made the file ``finish`` or ``fail`` for this run and task."""
+    context = get_current_context()
+    lease, ti = context["dynamo_lock"], context["ti"]
+    here = {"key": lease.key, "lease_id": lease.lease_id, "token": lease.token, "run_id": ti.run_id}
+    here |= {"task_id": ti.task_id, "try_number": ti.try_number, "map_index": ti.map_index}
+    name = f"{ti.run_id}.{ti.task_id}".replace("/", "_")
+    while True:
+        note(event="inside", **here)
+        if (ROOM / f"{name}.finish").exists():
+            return
+        if (ROOM / f"{name}.fail").exists():
+            raise RuntimeError("the test wanted it so")
+        time.sleep(0.05)
+
+
+@task
+def work() -> None:
+    be_inside()
+
+
+@task
+def quick() -> None:
+    lease = get_current_context()["dynamo_lock"]
+    note(event="inside", key=lease.key, lease_id=lease.lease_id, token=lease.token, run_id=get_current_context()["run_id"])
+
+
+with DAG("guarded", schedule=None, max_active_runs=300):
+    with DynamoLock(KEY, **TIMES):
+        work()
+
+with DAG("skipping", schedule=None), DynamoLock(KEY, on_timeout="skip", **TIMES):
+    work()
+
+with DAG("timed_out", schedule=None, dagrun_timeout=timedelta(seconds=12)), DynamoLock(KEY, **TIMES):
+    work()
+
+with DAG("many", schedule=None, max_active_runs=300, max_active_tasks=300), DynamoLock(KEY, **TIMES):
+    quick()
+
+with DAG("operator", schedule=None):
+    DynamoLockOperator(task_id="locked", key=KEY, python_callable=be_inside, **TIMES)
+
+with DAG("sensing", schedule=None):
+    DynamoLockSensor(task_id="in_triggerer", key=KEY)
+    DynamoLockSensor(task_id="poke", key=KEY, deferrable=False, poke_interval=1)
+    DynamoLockSensor(task_id="reschedule", key=KEY, deferrable=False, mode="reschedule", poke_interval=5)
+
+
+@task_group
+def per_table(table: str) -> None:
+    with DynamoLock(table, lease=20, release_grace=6):
+        quick()
+
+
+with DAG("mapped", schedule=None):
+
+    @task
+    def tables() -> list[str]:
+        conf = get_current_context()["dag_run"].conf or {}
+        return [f"{conf['key']}/{name}" for name in ("orders", "customers")]
+
+    per_table.expand(table=tables())
