@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,6 @@ from airflow import __version__ as _version
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import BaseOperator
-
-log = logging.getLogger("airflow_dynamo_lock")
 
 AIRFLOW_VERSION = tuple(int(part) for part in _version.split(".")[:2])
 
@@ -47,23 +44,6 @@ def runs_in_dag_test() -> bool:
     in_process = getattr(supervisor, "InProcessSupervisorComms", None)
     comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
     return in_process is not None and isinstance(comms, in_process)
-
-
-async def is_deferred(ti: Any) -> bool:
-    """Whether the task instance of a trigger is deferred, as Airflow's database has it. In the triggerer only.
-
-    Where Airflow cannot tell, it is taken to be: nothing is given up for a question that went unanswered.
-    """
-    from airflow.sdk.execution_time import comms, task_runner
-
-    where = {"dag_id": ti.dag_id, "task_ids": [ti.task_id], "run_ids": [ti.run_id], "map_index": ti.map_index}
-    try:
-        answer = await task_runner.SUPERVISOR_COMMS.asend(comms.GetTaskStates(**where))
-    except Exception:
-        log.debug("Airflow does not say in which state %s of %s is.", ti.task_id, ti.run_id, exc_info=True)
-        return True
-    states = getattr(answer, "task_states", None)
-    return states is None or "deferred" in states.get(ti.run_id, {}).values()
 
 
 def is_talking_to_supervisor(frame: Any) -> bool:

@@ -7,6 +7,7 @@ poller (rule R11).
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -183,14 +184,11 @@ class _SharedClient:
     async def _open(self, settings: LockSettings) -> AsyncLockClient:
         from asgiref.sync import sync_to_async
 
-        # Loading the SDK and its models takes a second or so, in which the triggerer's other triggers want to go on.
-        await asyncio.to_thread(_warm_up)
-        from airflow_dynamo_lock.client.aio import AsyncLockClient
-
         with _sdk_errors():
-            making = await sync_to_async(_aws_client)(settings, deferrable=True)
+            # In a thread: loading the SDK takes half a second, in which other triggers want to go on.
+            client_type, making = await sync_to_async(_prepare)(settings)
             aws = await self._stack.enter_async_context(making)
-        return AsyncLockClient(aws, table=settings.table, lease=settings.lease)
+        return client_type(aws, table=settings.table, lease=settings.lease)
 
     async def close(self) -> None:
         await asyncio.gather(self.opening, return_exceptions=True)
@@ -214,6 +212,12 @@ def _aws_client(settings: LockSettings, *, deferrable: bool) -> Any:
     config = sdk_config()
     for more in (hook.conn_config.botocore_config, Config(**settings.botocore_config)):
         config = config.merge(more) if more else config
+    if deferrable:
+        # Its models are read here, in a thread, and not when the event loop makes the client.
+        loader = session.get_component("data_loader")
+        loader.load_data("endpoints")
+        for model in ("service-2", "endpoint-rule-set-1"):
+            loader.load_service_model("dynamodb", model)
     make = session.create_client if deferrable else session.client
     return make(
         "dynamodb",
@@ -224,27 +228,19 @@ def _aws_client(settings: LockSettings, *, deferrable: bool) -> Any:
     )
 
 
-def _warm_up() -> None:
-    """Make a client that nobody uses, in a thread: it loads what the SDK keeps for the life of the process."""
-    global _warm
-    if _warm:
-        return
-    import aiobotocore.session
+def _prepare(settings: LockSettings) -> tuple[type[AsyncLockClient], Any]:
+    """All of the making of an asynchronous client that does not need its event loop."""
+    # What is loaded now stays for the life of the process. Looking for garbage in it meanwhile would hold up the event
+    # loop as well, for longer than Airflow lets pass without a warning.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        from airflow_dynamo_lock.client.aio import AsyncLockClient
 
-    import airflow_dynamo_lock.client.aio  # noqa: F401 - loaded here, off the event loop
-
-    async def make() -> None:
-        session = aiobotocore.session.get_session()
-        async with session.create_client(
-            "dynamodb", region_name="us-east-1", aws_access_key_id="nobody", aws_secret_access_key="nothing"
-        ):
-            pass
-
-    asyncio.run(make())
-    _warm = True
-
-
-_warm = False
+        return AsyncLockClient, _aws_client(settings, deferrable=True)
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _sdk_errors:

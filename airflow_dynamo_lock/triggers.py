@@ -21,8 +21,8 @@ from airflow.triggers.base import (
     TriggerEvent,
 )
 
-from airflow_dynamo_lock import leases
-from airflow_dynamo_lock.compat import STARTS_FROM_TRIGGER, is_deferred
+from airflow_dynamo_lock import deferral, leases
+from airflow_dynamo_lock.compat import STARTS_FROM_TRIGGER
 from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
 from airflow_dynamo_lock.protocol.errors import (
     LockError,
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.leases import OnTimeout
 
 
-#: Seconds between looks at whether the task is still deferred.
-_STATE_EVERY = 20.0
-
-
 class LockTrigger(BaseTrigger):
     """What they share: arguments that are attributes, and an error of ours ends the task from here."""
 
@@ -49,14 +45,13 @@ class LockTrigger(BaseTrigger):
         return f"{__name__}.{type(self).__name__}", {name: getattr(self, name) for name in self.arguments}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        await self._until_deferred()
+        await deferral.until_deferred(self.ti)
         working = asyncio.ensure_future(self.work())
-        orphaned = asyncio.ensure_future(self._until_orphaned())
+        orphaned = asyncio.ensure_future(deferral.until_orphaned(self.ti))
         try:
             await asyncio.wait((working, orphaned), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                working.cancel()
-                await self._until_deferred()
+                # Nobody would hear of what it does. Airflow starts it again, and then it waits to be wanted.
                 return
             event = working.result()
         except LockError as failure:
@@ -67,17 +62,6 @@ class LockTrigger(BaseTrigger):
             working.cancel()
             orphaned.cancel()
         yield event
-
-    async def _until_deferred(self) -> None:
-        """Wait while nobody waits for this trigger. Airflow leaves the trigger of a task that is cleared while deferred
-        running, and starts it anew whenever it ends, until the task is deferred once more, with another trigger. Such a
-        one must not take a lock, or keep one alive, for a task that may not run for days."""
-        while not await is_deferred(self.ti):
-            await asyncio.sleep(_STATE_EVERY)
-
-    async def _until_orphaned(self) -> None:
-        while await is_deferred(self.ti):
-            await asyncio.sleep(_STATE_EVERY)
 
     async def work(self) -> TriggerEvent:
         """Do it; return the event that ends it."""

@@ -10,6 +10,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,7 +68,9 @@ class Room:
         ]
         return sorted(stays, key=lambda stay: stay.first)
 
-    def wait_inside(self, key: str, run_id: str, *, timeout: float = 60.0, beside: tuple[int, ...] = ()) -> Stay:
+    def wait_inside(
+        self, key: str, run_id: str, *, timeout: float = 60.0, beside: tuple[int, ...] = ()
+    ) -> Stay:
         """Wait until a process of the run is inside; `beside` are pids of earlier ones."""
 
         def found() -> Stay | None:
@@ -76,7 +79,9 @@ class Room:
 
         return until(found, f"a process of {run_id} is inside {key}", timeout)
 
-    def wait_record(self, key: str, what: Callable[[LockRecord], Any], *, timeout: float = 60.0) -> LockRecord:
+    def wait_record(
+        self, key: str, what: Callable[[LockRecord], Any], *, timeout: float = 60.0
+    ) -> LockRecord:
         """Wait until the lock's record is as wanted."""
 
         def found() -> LockRecord | None:
@@ -84,6 +89,22 @@ class Room:
             return record if record is not None and what(record) else None
 
         return until(found, f"the record of {key} is as wanted", timeout)
+
+    def blocked(self) -> list[str]:
+        """What the triggerer says of its event loop being blocked, other than by its own garbage collection."""
+        pauses = self.folder / "pauses.jsonl"
+        collections = (
+            [json.loads(line) for line in pauses.read_text().splitlines()] if pauses.exists() else []
+        )
+
+        def is_collection(line: str) -> bool:
+            at = datetime.fromisoformat(line.split()[0]).timestamp()
+            seconds = float(line.partition("blocked for ")[2].split()[0])
+            # The warning comes at most a probe (0.1 s) and the pause itself after the collection has begun.
+            return any(abs(at - each["at"]) < 0.5 and each["took"] > seconds / 2 for each in collections)
+
+        lines = self.airflow.triggerer.log.read_text().splitlines()
+        return [line for line in lines if "was blocked for" in line and not is_collection(line)]
 
     def assert_exclusive(self, key: str) -> None:
         """No two leases' processes were inside at the same time, and each grant's token was larger than the last."""
@@ -120,17 +141,27 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
         )
         locks = LockClient(aws, table=TABLE, owner="the tests")
         locks.create_table()
-        extra = {"table": TABLE, "endpoint_url": engine.endpoint_url, "region_name": "us-east-1", "deployment": "north"}
+        extra = {
+            "table": TABLE,
+            "endpoint_url": engine.endpoint_url,
+            "region_name": "us-east-1",
+            "deployment": "north",
+        }
         environment = {
             "DYNAMO_LOCK_TEST_ROOM": str(folder),
+            "PYTHONPATH": str(Path(__file__).parent / "site"),
             "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": extra}),
-            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps({"conn_type": "aws", "login": "test", "password": "test-secret"}),
+            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(
+                {"conn_type": "aws", "login": "test", "password": "test-secret"}
+            ),
         }
         home = tmp_path_factory.mktemp("north")
         home.rmdir()
         dags = Path(__file__).parent / "dags"
         with Deployment("north", home, dags, env=environment, parallelism=6) as airflow:
-            airflow.wait_for_dags({"guarded", "skipping", "timed_out", "many", "operator", "sensing", "mapped"})
+            airflow.wait_for_dags(
+                {"guarded", "skipping", "timed_out", "many", "operator", "sensing", "mapped"}
+            )
             yield Room(airflow, folder, locks, engine.endpoint_url)
 
 

@@ -38,7 +38,10 @@ class Contention:
         self.second = room.start("guarded", key)
         room.airflow.wait_for_task("guarded", self.second, "lock.acquire", {"deferred"})
         until(
-            lambda: "Waiting for the lock" in room.airflow.task_log("guarded", self.second, "lock.acquire") or None,
+            lambda: (
+                "Waiting for the lock" in room.airflow.task_log("guarded", self.second, "lock.acquire")
+                or None
+            ),
             "the second run says whom it waits for",
             30,
         )
@@ -189,7 +192,9 @@ def test_the_lock_is_broken_by_hand(room: Room, key: str) -> None:
 @pytest.mark.parametrize(
     ("dag_id", "acquire", "run"), [("guarded", "failed", "failed"), ("skipping", "skipped", "success")]
 )
-def test_waiting_past_the_timeout_names_the_holder(room: Room, key: str, dag_id: str, acquire: str, run: str) -> None:
+def test_waiting_past_the_timeout_names_the_holder(
+    room: Room, key: str, dag_id: str, acquire: str, run: str
+) -> None:
     holder = room.locks.try_acquire(key, owner="somebody/else", lease=300)
     assert holder is not None
     run_id = room.start(dag_id, key, timeout=3)

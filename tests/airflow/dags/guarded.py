@@ -57,7 +57,13 @@ def work() -> None:
 @task
 def quick() -> None:
     lease = get_current_context()["dynamo_lock"]
-    note(event="inside", key=lease.key, lease_id=lease.lease_id, token=lease.token, run_id=get_current_context()["run_id"])
+    note(
+        event="inside",
+        key=lease.key,
+        lease_id=lease.lease_id,
+        token=lease.token,
+        run_id=get_current_context()["run_id"],
+    )
 
 
 with DAG("guarded", schedule=None, max_active_runs=300):

@@ -1,0 +1,59 @@
+"""Two hundred runs wait for one lock in one triggerer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+
+import pytest
+
+from tests.airflow.conftest import Room, until
+
+pytestmark = pytest.mark.airflow
+
+WAITERS, TURNS = 200, 8
+POLL = 1.25  # the poller's interval, jitter included
+
+
+def events(room: Room, key: str) -> Iterator[tuple[datetime, str]]:
+    """When the lock was acquired and released, as the tasks' own logs tell, in order."""
+    for log in (room.airflow.home / "logs" / "dag_id=many").rglob("*.log"):
+        for line in log.read_text().splitlines():
+            message = json.loads(line)
+            what, _, about = message["event"].partition(" the lock ")
+            if what in ("Acquired", "Released") and about.startswith(repr(key)):
+                yield datetime.fromisoformat(message["timestamp"]), what
+
+
+def test_two_hundred_waiting_runs_neither_block_the_triggerer_nor_slow_the_hand_over(
+    room: Room, key: str
+) -> None:
+    lease = room.locks.try_acquire(key, lease=600)
+    assert lease is not None
+    runs = [room.start("many", key) for _ in range(WAITERS)]
+
+    def waiting() -> bool | None:
+        states = [ti.state for ti in room.airflow.task_instances("many") if ti.task_id == "lock.acquire"]
+        return states.count("deferred") >= WAITERS or None
+
+    until(waiting, f"{WAITERS} runs wait", 240)
+    room.locks.release(lease)
+    until(lambda: len(room.stays(key)) >= TURNS or None, f"{TURNS} runs had their turn", 180)
+    blocked = room.blocked()
+    for run_id in runs:
+        room.airflow.set_run_state("many", run_id, "failed")
+
+    assert blocked == []
+    room.assert_exclusive(key)
+    turns = sorted(events(room, key))
+    took = [
+        (later - earlier).total_seconds()
+        for (earlier, what), (later, then) in pairwise(turns)
+        if (what, then) == ("Released", "Acquired")
+    ]
+    print("from release to the next grant:", sorted(took))
+    assert len(took) >= TURNS - 1
+    # Two polls; a second for what the release and the acquire themselves take on two busy cores.
+    assert max(took) <= 2 * POLL + 1
