@@ -1,0 +1,22 @@
+"""`@task.dynamo_lock`: a decorated function is a task that runs while it holds a lock."""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG, get_current_context, task
+
+
+@task
+def today() -> str:
+    return "2026-11-20"
+
+
+# Skipped, not failed, if somebody else is still at work ten minutes later.
+@task.dynamo_lock(key="reports/daily", timeout=600, on_timeout="skip")
+def publish(day: str) -> str:
+    lease = get_current_context()["dynamo_lock"]
+    print(f"Publishing the report of {day} under {lease.key!r}.")
+    return day
+
+
+with DAG("dynamo_lock_decorator", schedule=None, doc_md=__doc__):
+    publish(today())

@@ -1,0 +1,129 @@
+"""The documentation is true where a machine can tell: its Python runs, its links lead somewhere, and what it lists is
+what the code has.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+import airflow_dynamo_lock
+from airflow_dynamo_lock import LockClient, sdk_config
+from airflow_dynamo_lock.provider_info import get_provider_info
+from tests.engines import MotoServer
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = sorted((ROOT / "airflow_dynamo_lock").rglob("*.py"))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page, by their language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without its head."""
+    _, _, below = page.read_text().partition(f"\n## {heading}\n")
+    rows = re.findall(r"^\|(.*)\|$", below.partition("\n## ")[0], re.MULTILINE)
+    return [[cell.strip() for cell in row.split("|")] for row in rows[2:]]
+
+
+def code(cell: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+
+
+@pytest.fixture(scope="module")
+def endpoint_url() -> Iterator[str]:
+    """A DynamoDB with a lock table."""
+    with MotoServer() as engine:
+        client(engine.endpoint_url).create_table()
+        yield engine.endpoint_url
+
+
+def client(endpoint_url: str) -> LockClient:
+    """A client of that DynamoDB."""
+    aws = boto3.client("dynamodb", endpoint_url=endpoint_url, config=sdk_config())
+    return LockClient(aws, table="airflow_locks")
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_its_python_runs(
+    page: Path, endpoint_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", endpoint_url)
+    program = "\n".join(blocks(page, "python"))
+    if page.name == "operations.md":  # which is about a lock that somebody holds, and breaks it
+        client(endpoint_url).try_acquire("warehouse/orders")
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_its_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
+            assert anchor in anchors, link
+
+
+def test_permissions_are_those_that_the_code_uses() -> None:
+    readme = PAGES[0]
+    (policy,) = (json.loads(block) for block in blocks(readme, "json"))
+    listed = {action.removeprefix("dynamodb:") for action in policy["Statement"][0]["Action"]}
+    for _, actions in table(readme, "Permissions"):
+        listed.update(code(actions))
+    requested = {
+        call.args[0].value
+        for source in SOURCES
+        for call in ast.walk(ast.parse(source.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == "Request"
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+    }
+    assert listed == requested
+
+
+def test_connection_fields_are_all_described() -> None:
+    (connection,) = get_provider_info()["connection-types"]
+    described = [code(row[0])[0] for row in table(ROOT / "docs" / "configuration.md", "The connection")]
+    assert described == list(connection["conn-fields"])
+
+
+def test_errors_are_all_described() -> None:
+    described = {code(row[0])[0] for row in table(ROOT / "docs" / "operations.md", "What the errors say")}
+    assert described == {
+        name for name in airflow_dynamo_lock.__all__ if name.endswith("Error") and name != "LockError"
+    }
+
+
+def test_log_lines_are_those_that_the_code_writes() -> None:
+    written = {
+        re.sub(r"%[sdg]", "…", node.value.replace("%r", "'…'"))
+        for source in SOURCES
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    for row in table(ROOT / "docs" / "operations.md", "What the log says"):
+        (line,) = code(row[0])
+        assert any(text.startswith(line.removesuffix("…").rstrip()) for text in written), line

@@ -1,0 +1,191 @@
+"""The DAGs in `dags/` do what they say: each loads without an AWS SDK, and runs to its end under `dag.test()`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import boto3
+import pytest
+
+from airflow_dynamo_lock import LockClient, LockRecord, sdk_config
+from tests.engines import MotoServer
+
+DAGS = Path(__file__).parent.parent / "dags"
+FILES = sorted(DAGS.glob("*.py"))
+
+LOAD = """
+import importlib, json, sys
+sys.path.insert(0, sys.argv[1])
+importlib.import_module(sys.argv[2])
+print(json.dumps(sorted({"boto3", "botocore", "aiobotocore"} & sys.modules.keys())))
+"""
+
+RUN = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+
+bag = DagBag(sys.argv[1])
+assert not bag.import_errors, bag.import_errors
+for dag_id, dag in sorted(bag.dags.items()):
+    run = dag.test()
+    tasks = {}
+    for ti in run.get_task_instances():
+        result = ti.xcom_pull(ti.task_id, map_indexes=ti.map_index)
+        tasks.setdefault(ti.task_id, []).append([ti.map_index, ti.state, result])
+    print("RESULT", json.dumps([dag_id, run.state, tasks]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of one DAG's run.
+
+    :ivar tasks: task id → state and result of each of its instances, by map index.
+    """
+
+    state: str
+    tasks: Mapping[str, list[tuple[str, Any]]]
+
+    @classmethod
+    def parse(cls, state: str, tasks: Mapping[str, list[list[Any]]]) -> Self:
+        """From what `RUN` printed."""
+        return cls(state, {name: [(it[1], it[2]) for it in sorted(each)] for name, each in tasks.items()})
+
+    def result(self, task_id: str) -> Any:
+        """What a task that is not mapped returned."""
+        ((_, result),) = self.tasks[task_id]
+        return result
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One run of each example."""
+
+    by_dag: Mapping[str, Run]
+    locks: LockClient
+    folder: Path
+
+    def lock(self, key: str) -> LockRecord:
+        """The lock as the run has left it."""
+        record = self.locks.get(key)
+        assert record is not None
+        return record
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Runs all of them, one after the other in one process: starting Airflow takes longer than they do."""
+    folder = tmp_path_factory.mktemp("examples")
+    with MotoServer() as engine:
+        aws = boto3.client(
+            "dynamodb",
+            region_name="us-east-1",
+            endpoint_url=engine.endpoint_url,
+            aws_access_key_id="test",
+            aws_secret_access_key="test-secret",
+            config=sdk_config(),
+        )
+        locks = LockClient(aws, table="airflow_locks")
+        locks.create_table()
+        lock = {"endpoint_url": engine.endpoint_url, "region_name": "us-east-1"}
+        aws_default = {"conn_type": "aws", "login": "test", "password": "test-secret"}
+        environment = airflow_environment(folder) | {
+            "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
+            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(aws_default),
+        }
+        python("-m", "airflow", "db", "migrate", environment=environment)
+        lines = python("-c", RUN, str(DAGS), environment=environment).splitlines()
+        results = (json.loads(line.removeprefix("RESULT ")) for line in lines if line.startswith("RESULT "))
+        yield Runs({dag_id: Run.parse(state, tasks) for dag_id, state, tasks in results}, locks, folder)
+
+
+def airflow_environment(folder: Path) -> dict[str, str]:
+    """An Airflow of its own, and nothing of ours."""
+    return {
+        "PATH": os.environ["PATH"],
+        "TMPDIR": str(folder),
+        "AIRFLOW_HOME": str(folder),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
+    }
+
+
+def python(*arguments: str, environment: Mapping[str, str]) -> str:
+    """Run Python in a process of its own; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-10_000:]}\n{done.stderr[-10_000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_loads_without_an_aws_sdk(file: Path, tmp_path: Path) -> None:
+    printed = python("-c", LOAD, str(file.parent), file.stem, environment=airflow_environment(tmp_path))
+    assert json.loads(printed.splitlines()[-1]) == []
+
+
+def test_every_example_runs_to_its_end(runs: Runs) -> None:
+    assert {dag_id: run.state for dag_id, run in runs.by_dag.items()} == {
+        f"dynamo_{file.stem}": "success" for file in FILES
+    }
+
+
+def test_every_lock_is_free_afterwards(runs: Runs) -> None:
+    assert [record.key for record in runs.locks.list() if record.holders or not record.token] == []
+
+
+def test_group(runs: Runs) -> None:
+    run = runs.by_dag["dynamo_lock_group"]
+    inside = {f"lock.{name}" for name in ("acquire", "heartbeat", "release", "extract", "load")}
+    assert run.tasks.keys() == {*inside, "report"}
+    lease = run.result("lock.acquire")
+    assert lease["key"] == "warehouse/orders"
+    assert lease["lease_id"] in run.result("lock.extract")
+
+
+def test_operator(runs: Runs) -> None:
+    assert runs.by_dag["dynamo_lock_operator"].result("send_invoice") == "acme"
+    assert runs.lock("invoices/acme").token
+
+
+def test_decorator(runs: Runs) -> None:
+    assert runs.by_dag["dynamo_lock_decorator"].result("publish") == "2026-11-20"
+    assert runs.lock("reports/daily").token
+
+
+def test_sensor_takes_nothing(runs: Runs) -> None:
+    assert runs.by_dag["dynamo_lock_sensor"].tasks.keys() == {"orders_are_idle", "build_report"}
+    group = runs.by_dag["dynamo_lock_group"].result("lock.acquire")
+    _, mapped = runs.by_dag["dynamo_lock_mapped"].tasks["per_table.lock.acquire"][0]
+    assert runs.lock("warehouse/orders").token == max(group["token"], mapped["token"])
+
+
+def test_mapped_group_has_a_lock_per_table(runs: Runs) -> None:
+    tasks = runs.by_dag["dynamo_lock_mapped"].tasks
+    keys = ["warehouse/orders", "warehouse/customers", "warehouse/stock"]
+    assert [lease["key"] for _, lease in tasks["per_table.lock.acquire"]] == keys
+    assert [key for _, key in tasks["per_table.lock.vacuum"]] == keys
+
+
+def test_fencing_lets_no_earlier_holder_write(runs: Runs) -> None:
+    lease = runs.by_dag["dynamo_lock_fencing"].result("lock.acquire")
+    with closing(sqlite3.connect(runs.folder / "dynamo_lock_fencing.db")) as db, db:
+        assert db.execute("SELECT balance, token FROM account").fetchall() == [(100, lease["token"])]
+        earlier = lease["token"] - 1
+        late = db.execute("UPDATE account SET balance = 0 WHERE name = 'cash' AND token <= ?", (earlier,))
+        assert late.rowcount == 0

@@ -1,0 +1,201 @@
+"""What is published: the wheel has the package and nothing else, Airflow finds it where it is installed, and importing
+it costs no more than what is used of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+import airflow
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+import airflow_dynamo_lock
+from airflow_dynamo_lock.provider_info import get_provider_info
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "airflow_dynamo_lock"
+
+AWS_SDKS = ["aiobotocore", "boto3", "botocore"]
+
+MODULES_AFTER = """
+import json, sys
+{code}
+print(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}})))
+"""
+
+BUILD_A_DAG = """
+from airflow.sdk import DAG, task
+from airflow_dynamo_lock import DynamoLock, DynamoLockOperator, DynamoLockSensor
+
+def work():
+    pass
+
+with DAG("example"):
+    with DynamoLock("warehouse/orders"):
+        task(work)()
+    DynamoLockOperator(task_id="operator", key="orders", python_callable=work)
+    DynamoLockSensor(task_id="sensor", key="orders")
+    task.dynamo_lock(key="orders", task_id="decorator")(work)()
+"""
+
+
+def run(*command: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
+    """Run a program; return what it printed."""
+    done = subprocess.run(
+        command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Python:
+    """A Python interpreter, and the environment to run it in."""
+
+    executable: Path
+    environment: Mapping[str, str]
+
+    def run(self, *arguments: str) -> str:
+        """What it prints; nothing of the directory it is run in can be imported."""
+        return run(self.executable, "-P", *arguments, environment=self.environment)
+
+    def airflow(self, *arguments: str) -> Any:
+        """What an airflow command says, as JSON."""
+        return json.loads(self.run("-m", "airflow", *arguments, "--output", "json"))
+
+    def modules_after(self, code: str) -> set[str]:
+        """The top-level modules that are loaded once `code` has run."""
+        return set(json.loads(self.run("-c", MODULES_AFTER.format(code=code)).splitlines()[-1]))
+
+
+HERE = Python(Path(sys.executable), os.environ)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the source distribution as it would be published."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder)
+    (sdist,) = folder.glob("*.tar.gz")
+    run("tar", "-xzf", sdist, "-C", folder)
+    source = folder / sdist.name.removesuffix(".tar.gz")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=source)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
+    """A Python that has the wheel installed, and all its dependencies."""
+    folder = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    site_packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    # The dependencies are borrowed. Not so this package: Python reads no .pth file in a folder that a .pth file names,
+    # and that is how the editable installation is found.
+    (site_packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "AIRFLOW_HOME": str(tmp_path_factory.mktemp("home")),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    }
+    python = Python(folder / "bin" / "python", environment)
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--offline", "--no-deps"]
+    run(*install, "--python", python.executable, wheel)
+    found = python.run("-c", "import airflow_dynamo_lock; print(airflow_dynamo_lock.__file__)")
+    assert Path(found.strip()).is_relative_to(site_packages)
+    return python
+
+
+def test_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        head = Parser().parsestr(archive.read(metadata).decode())
+    source = {
+        str(file.relative_to(ROOT)) for file in PACKAGE.rglob("*") if file.is_file() and file.suffix != ".pyc"
+    }
+    assert names == source
+    assert "airflow_dynamo_lock/py.typed" in names
+    assert head["Version"] == airflow_dynamo_lock.__version__
+    assert head["License-Expression"] == "Apache-2.0"
+    assert head["Description-Content-Type"] == "text/markdown"
+    assert head.get_payload()
+
+
+def test_airflow_finds_the_provider(installed: Python) -> None:
+    versions = {each["package_name"]: each["version"] for each in installed.airflow("providers", "list")}
+    assert versions["airflow-dynamo-lock"] == airflow_dynamo_lock.__version__
+
+
+def test_airflow_finds_the_connection_type(installed: Python) -> None:
+    hooks = {each["connection_type"]: each for each in installed.airflow("providers", "hooks")}
+    assert hooks["dynamo_lock"]["class"] == "airflow_dynamo_lock.hooks.DynamoLockHook"
+    assert hooks["dynamo_lock"]["conn_id_attribute_name"] == "dynamo_lock_conn_id"
+
+
+def test_airflow_finds_the_plugin(installed: Python) -> None:
+    assert "dynamo_lock" in [each["name"] for each in installed.airflow("plugins")]
+
+
+def test_airflow_finds_the_configuration(installed: Python) -> None:
+    listed = installed.run("-m", "airflow", "config", "list", "--section", "dynamo_lock")
+    names = {line.removeprefix("#").split("=")[0].strip() for line in listed.splitlines() if "=" in line}
+    assert names == set(get_provider_info()["config"]["dynamo_lock"]["options"])
+
+
+def test_parsing_a_dag_loads_no_aws_sdk(installed: Python) -> None:
+    loaded = installed.modules_after(BUILD_A_DAG)
+    assert "airflow_dynamo_lock" in loaded
+    assert not loaded.intersection(AWS_SDKS)
+
+
+@pytest.mark.parametrize("name", ["LockClient", "AsyncLockClient"])
+def test_a_client_loads_no_airflow(name: str) -> None:
+    loaded = HERE.modules_after(f"from airflow_dynamo_lock import {name}")
+    assert "airflow_dynamo_lock" in loaded
+    assert "airflow" not in loaded
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    loaded = HERE.modules_after("import airflow_dynamo_lock")
+    assert not loaded.intersection(["airflow", *AWS_SDKS])
+
+
+@pytest.mark.parametrize("name", airflow_dynamo_lock.__all__)
+def test_public_names_resolve(name: str) -> None:
+    assert getattr(airflow_dynamo_lock, name).__name__ == name
+
+
+def test_unknown_names_do_not() -> None:
+    with pytest.raises(AttributeError, match=r"airflow_dynamo_lock.*LockClint"):
+        airflow_dynamo_lock.LockClint  # noqa: B018 - the typing error is what is tested
+
+
+def test_provider_info_is_what_airflow_expects() -> None:
+    schema = json.loads((Path(airflow.__file__).parent / "provider_info.schema.json").read_text())
+    jsonschema.validate(get_provider_info(), schema)
+
+
+def test_provider_info_names_what_exists() -> None:
+    info = get_provider_info()
+    for kind in ("operators", "sensors", "hooks", "triggers"):
+        for each in info[kind]:
+            for module in each["python-modules"]:
+                importlib.import_module(module)
+    names = [each["class-name"] for each in info["task-decorators"]]
+    names += [each["hook-class-name"] for each in info["connection-types"]]
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute)
