@@ -1,4 +1,4 @@
-"""What differs between Airflow's minor versions, and what Airflow does not say in a documented way. All of it is here."""
+"""All that differs between Airflow's minor versions, and all that Airflow does not say in a documented way."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ _RUNS = 100
 
 async def until_deferred(ti: Any) -> None:
     """Wait while the task instance is not deferred."""
-    while ti in await _not_deferred([ti]):
-        await asyncio.sleep(EVERY)  # noqa: ASYNC110 - Airflow has no event to wait for
+    while ti in await _not_deferred([ti]):  # noqa: ASYNC110 - Airflow has no event to wait for
+        await asyncio.sleep(EVERY)
 
 
 async def until_orphaned(ti: Any) -> None:

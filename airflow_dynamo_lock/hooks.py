@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -34,14 +34,14 @@ class LockSettings:
     """What a connection, or else the ``[dynamo_lock]`` section of the configuration, says.
 
     :ivar table: the lock table.
-    :ivar aws_conn_id: the ``aws`` connection with the credentials; None for the SDK's own search.
+    :ivar aws_conn_id: the ``aws`` connection with the credentials. If there is none, the SDK searches by itself.
     :ivar lease: the default lease, seconds.
     :ivar deployment: this deployment's name, for people who read who holds a lock.
     :ivar botocore_config: settings of the SDK client that replace ours (`client.wire.SDK_SETTINGS`).
     """
 
     table: str = DEFAULT_TABLE
-    aws_conn_id: str | None = "aws_default"
+    aws_conn_id: str = "aws_default"
     region_name: str | None = None
     endpoint_url: str | None = None
     lease: float = DEFAULT_LEASE
@@ -132,16 +132,10 @@ class DynamoLockHook(BaseHook):
         name = (id(asyncio.get_running_loop()), json.dumps(asdict(settings), sort_keys=True))
         shared = _shared.get(name)
         if shared is None:
-            shared = _shared[name] = _SharedClient(settings)
-        shared.users += 1
-        try:
+            shared = _shared[name] = _SharedClient(settings, forget=lambda: _shared.pop(name, None))
+        with shared.used():
             # Shielded, since the others wait for it too.
             yield await asyncio.shield(shared.opening), settings
-        finally:
-            shared.users -= 1
-            if not shared.users:
-                _shared.pop(name, None)
-                await shared.close()
 
     def test_connection(self) -> tuple[bool, str]:
         """What the connection form's test button does: look at the table."""
@@ -170,16 +164,44 @@ class DynamoLockHook(BaseHook):
             "botocore_config",
         )
         section = {name: conf.get("dynamo_lock", name, fallback=None) for name in names}
-        return LockSettings.of(section, source="the configuration section [dynamo_lock]")
+        settings = LockSettings.of(section, source="the configuration section [dynamo_lock]")
+        self.log.info(
+            "There is no connection %r; using the lock table %r, as [dynamo_lock] says.",
+            self.dynamo_lock_conn_id,
+            settings.table,
+        )
+        return settings
+
+
+# For how long a client that nobody uses is kept, in seconds. The next trigger mostly comes within moments.
+_LINGER = 60.0
 
 
 class _SharedClient:
-    """A client, how many use it, and what must be closed after the last one."""
+    """A client that all who need one at the same time use together.
 
-    def __init__(self, settings: LockSettings) -> None:
-        self.users = 0
+    :param forget: called when it is about to be closed, so that nobody takes it up any more.
+    """
+
+    def __init__(self, settings: LockSettings, forget: Callable[[], object]) -> None:
+        self._forget = forget
+        self._users = 0
         self._stack = AsyncExitStack()
+        self._closing: asyncio.Task[None] | None = None
         self.opening = asyncio.ensure_future(self._open(settings))
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """For as long as this lasts, and a while after it, the client stays open."""
+        self._users += 1
+        if self._closing is not None:
+            self._closing.cancel()
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._closing = asyncio.ensure_future(self._close_later())
 
     async def _open(self, settings: LockSettings) -> AsyncLockClient:
         from asgiref.sync import sync_to_async
@@ -190,7 +212,14 @@ class _SharedClient:
             aws = await self._stack.enter_async_context(making)
         return client_type(aws, table=settings.table, lease=settings.lease)
 
-    async def close(self) -> None:
+    async def _close_later(self) -> None:
+        failed = self.opening.done() and (self.opening.cancelled() or self.opening.exception() is not None)
+        try:
+            await asyncio.sleep(0 if failed else _LINGER)
+        except asyncio.CancelledError:
+            if self._users:
+                return
+        self._forget()
         await asyncio.gather(self.opening, return_exceptions=True)
         await self._stack.aclose()
 

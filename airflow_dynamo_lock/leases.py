@@ -67,6 +67,11 @@ def checked_keys(key: Any) -> tuple[str, ...]:
     return keys
 
 
+def is_template(value: Any) -> bool:
+    """Whether an argument is not known before the task runs: a template, or a reference to another task's result."""
+    return hasattr(value, "resolve") or "{{" in str(value) or "{%" in str(value)
+
+
 def optional_seconds(name: str, value: Seconds | str | None, *, zero: bool = False) -> float | None:
     """A duration in seconds from an argument or from what a template rendered to; None stays None."""
     if value is None or value in ("", "None"):
@@ -129,13 +134,13 @@ def from_result(result: Any, acquire_task_id: str) -> list[Lease]:
     return [Lease.from_dict(value) for value in values]
 
 
-def result_of(ti: Any, acquire_task_id: str) -> dict[str, Any]:
-    """Where the result of an acquire task is, seen from a task with the same map index."""
+def xcom_of(ti: Any, task_id: str, key: str = "return_value") -> dict[str, Any]:
+    """Where an XCom of a task in the same run and map index is; without a key, its result."""
     return {
-        "key": "return_value",
+        "key": key,
         "dag_id": ti.dag_id,
         "run_id": ti.run_id,
-        "task_id": acquire_task_id,
+        "task_id": task_id,
         "map_index": ti.map_index,
     }
 

@@ -1,5 +1,7 @@
-"""The operators. Waiting, beating and releasing need no worker where Airflow can start a task in the triggerer; where it
-cannot (mapped tasks, older versions, ``dag.test()``, ``deferrable=False``), `execute` is a complete way of its own.
+"""The operators.
+
+Waiting, beating and releasing need no worker where Airflow can start a task in the triggerer. Where it cannot (mapped
+tasks, older versions, ``dag.test()``, ``deferrable=False``), `execute` is a complete way of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from airflow_dynamo_lock import leases
 from airflow_dynamo_lock.compat import as_execute, may_start_from_trigger, runs_in_dag_test
 from airflow_dynamo_lock.guard import Guard, leave_ended_tasks, show_leases
 from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DEFAULT_LEASE, DynamoLockHook
+from airflow_dynamo_lock.links import LINK_KEY, LockRecordLink, record_url
 from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockTimeoutError, LockValueError
 from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE, Seconds
 
@@ -48,9 +51,7 @@ def check_early(operator: Any) -> None:
     :raises LockValueError: it cannot be; the DAG does not load, and Airflow's page of import errors says why.
     """
     fields = ("key", "lease", "timeout", "slots", "capacity", "release_grace")
-    if not any(
-        "{{" in str(value) or hasattr(value, "resolve") for value in (getattr(operator, f) for f in fields)
-    ):
+    if not any(leases.is_template(getattr(operator, name)) for name in fields):
         leases.Wanted.of(operator)
     if operator.on_timeout not in ("fail", "skip"):
         raise LockValueError(f"on_timeout must be 'fail' or 'skip', not {operator.on_timeout!r}.")
@@ -63,6 +64,7 @@ class _Acquires(BaseOperator):
         *("key", "lease", "timeout", "slots", "capacity", "release_grace"),
         "dynamo_lock_conn_id",
     )
+    operator_extra_links = (LockRecordLink(),)
     ui_color = "#fbe7c6"
     _resume = "execute_complete"
 
@@ -114,6 +116,8 @@ class _Acquires(BaseOperator):
         wanted = leases.Wanted.of(self)
         options = leases.claim_options(context["ti"], hook.settings, wanted)
         client = hook.get_conn()
+        if url := record_url(hook.settings, client.region_name, wanted.keys[0]):
+            context["ti"].xcom_push(key=LINK_KEY, value=url)
         started = time.time()
         if not self.deferrable or runs_in_dag_test():
             return client, self._wait_here(client, wanted, options)

@@ -1,11 +1,14 @@
-"""The Airflow plugin: the operators' links."""
+"""The Airflow plugin: lets Airflow's web interface show the operators' link."""
 
 from __future__ import annotations
 
 from airflow.providers.common.compat.sdk import AirflowPlugin
+
+from airflow_dynamo_lock.links import LockRecordLink
 
 
 class DynamoLockPlugin(AirflowPlugin):
     """Loaded by its entry point."""
 
     name = "dynamo_lock"
+    operator_extra_links = [LockRecordLink()]  # noqa: RUF012 - as Airflow declares it

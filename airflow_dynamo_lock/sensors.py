@@ -12,6 +12,7 @@ from airflow_dynamo_lock import leases
 from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
 from airflow_dynamo_lock.operators import start_in_triggerer
 from airflow_dynamo_lock.protocol import limits
+from airflow_dynamo_lock.protocol.limits import Seconds
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -25,6 +26,7 @@ class DynamoLockSensor(BaseSensorOperator):
     :param key: the name of the locked resource. (templated)
     :param slots: how many slots should be free. (templated)
     :param deferrable: wait in the triggerer; if False, as a sensor does, by ``mode="poke"`` or ``"reschedule"``.
+    :param poke_interval: time between looks, seconds or timedelta. Default 5 s, in reschedule mode 60 s.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
 
     In reschedule mode each poke is a new process, which can only know from the server's time that a holder is dead.
@@ -40,15 +42,18 @@ class DynamoLockSensor(BaseSensorOperator):
         slots: int | str = 1,
         deferrable: bool = True,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
-        poke_interval: float = 5.0,
+        poke_interval: Seconds | None = None,
         **kwargs: Any,
     ) -> None:
+        if poke_interval is None:
+            # Airflow fails a task that it reschedules sooner than it has noticed the end of the last poke.
+            poke_interval = 60.0 if kwargs.get("mode") == "reschedule" else 5.0
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.key = key
         self.slots = slots
         self.deferrable = deferrable
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
-        if isinstance(key, str) and "{{" not in key:
+        if not leases.is_template(key):
             limits.checked_key(key)
         if isinstance(slots, int):
             limits.checked_slots(slots, slots)

@@ -40,8 +40,8 @@ class DynamoLock(TaskGroup):
 
     :param key: the name of the locked resource: a text, a template, another task's result, an argument of a mapped task
         group (one lock for each map index), or a list of texts or templates, which are acquired in one fixed order.
-    :param lease: how long a lease lasts after its last heartbeat, seconds or timedelta: what a dead deployment costs the
-        others. Default: the connection's, else 120 s.
+    :param lease: how long a lease lasts after its last heartbeat, seconds or timedelta: what a dead deployment costs
+        the others. Default: the connection's, else 120 s.
     :param heartbeat: time between the keeper's heartbeats, seconds or timedelta. Default: a twelfth of the lease.
     :param timeout: how long to wait for the lock, seconds or timedelta. Default: without end.
     :param on_timeout: ``"fail"`` or ``"skip"`` the group when the lock was not free in time.

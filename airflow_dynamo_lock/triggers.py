@@ -24,6 +24,7 @@ from airflow.triggers.base import (
 from airflow_dynamo_lock import deferral, leases
 from airflow_dynamo_lock.compat import STARTS_FROM_TRIGGER
 from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
+from airflow_dynamo_lock.links import LINK_KEY, record_url
 from airflow_dynamo_lock.protocol.errors import (
     LockError,
     LockTimeoutError,
@@ -116,6 +117,8 @@ class DynamoLockAcquireTrigger(LockTrigger):
         wanted = leases.Wanted.of(self)
         try:
             async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, settings):
+                if url := record_url(settings, client.region_name, wanted.keys[0]):
+                    await XCom.aset(value=url, **leases.xcom_of(self.ti, self.ti.task_id, LINK_KEY))
                 held = await self._acquire(client, wanted, leases.claim_options(self.ti, settings, wanted))
         except LockTimeoutError as failure:
             self.log.error("%s", failure)
@@ -124,7 +127,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         if self.resume or not STARTS_FROM_TRIGGER:
             return TriggerEvent(result)
         # Written by ourselves: as a part of the event it would arrive downstream as JSON text.
-        await XCom.aset(value=result, **leases.result_of(self.ti, self.ti.task_id))
+        await XCom.aset(value=result, **leases.xcom_of(self.ti, self.ti.task_id))
         return TaskSuccessEvent()
 
     async def _acquire(self, client: AsyncLockClient, wanted: leases.Wanted, options: Any) -> list[Lease]:
@@ -173,7 +176,7 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
 
     async def work(self) -> TriggerEvent:
         held = leases.from_result(
-            await XCom.aget_one(**leases.result_of(self.ti, self.acquire_task_id)), self.acquire_task_id
+            await XCom.aget_one(**leases.xcom_of(self.ti, self.acquire_task_id)), self.acquire_task_id
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
             await asyncio.gather(*(self._keep(client, lease) for lease in held))
@@ -212,7 +215,7 @@ class DynamoLockReleaseTrigger(LockTrigger):
 
     async def work(self) -> TriggerEvent:
         held = leases.from_result(
-            await XCom.aget_one(**leases.result_of(self.ti, self.acquire_task_id)), self.acquire_task_id
+            await XCom.aget_one(**leases.xcom_of(self.ti, self.acquire_task_id)), self.acquire_task_id
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
             for lease in held:

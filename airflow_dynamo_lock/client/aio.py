@@ -58,6 +58,12 @@ class AsyncLockClient:
         self._poller: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
+    @property
+    def region_name(self) -> str | None:
+        """The AWS region that its SDK client talks to."""
+        region: str | None = self._client.meta.region_name
+        return region
+
     # -- the table ----------------------------------------------------------------------------------------------
 
     async def create_table(self, *, timeout: Seconds = 60.0) -> None:  # noqa: ASYNC109 - the same name as LockClient's
@@ -141,7 +147,7 @@ class AsyncLockClient:
     def keep_alive(
         self, lease: Lease, *, interval: Seconds | None = None, on_lost: OnLost | None = None
     ) -> asyncio.Task[None]:
-        """Send heartbeats from a task of the lease's own, which this returns, until it is cancelled or the lease lost."""
+        """Send heartbeats from a task of the lease's own, which this returns. Cancel it to stop them."""
         lease = self._core.with_term(lease)
         every = self._core.interval(lease) if interval is None else seconds("interval", interval)
         limits.checked_heartbeat(every, lease.lease_ms / 1000)

@@ -68,9 +68,7 @@ class ClientCore:
         release_grace: Seconds,
         max_clock_skew: Seconds,
     ) -> None:
-        if not table:
-            raise LockValueError("The name of the lock table must not be empty.")
-        self.table = table
+        self.table = limits.checked_table(table)
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
         self.lease = seconds("lease", lease)
         self.heartbeat = None if heartbeat is None else seconds("heartbeat", heartbeat)
@@ -156,9 +154,11 @@ class ClientCore:
         outcome = yield from self.operations.enter(lease.key, lease.lease_id, process, lease.lease_ms)
         if isinstance(outcome, Ending):
             raise LockLostError(
-                f"The lock {lease.key!r} (lease {lease.lease_id}) is being given back: nothing may start under it any more."
+                f"The lock {lease.key!r} (lease {lease.lease_id}) is being given back: "
+                "nothing may start under it any more."
             )
         self._renewed(lease, outcome)
+        log.info("Entered the lock %r (lease %s, token %d).", lease.key, lease.lease_id, lease.token)
         return lease
 
     def leave(self, lease: Lease, process: str) -> Operation[Released | Renewed | Lost]:
@@ -241,6 +241,9 @@ class ClientCore:
                 raise LockValueError(f"{name} must be a map, not {value!r}.")
         for text in (*about.values(), *([] if attempt_of is None else [attempt_of])):
             limits.checked_text("What describes a holder", text)
+        if unknown := options.keys() - ClaimOptions.__annotations__.keys():
+            known = ", ".join(ClaimOptions.__annotations__)
+            raise LockValueError(f"There is no option {sorted(unknown)[0]!r} for a lock; there are {known}.")
         slots, capacity = options.get("slots", 1), options.get("capacity", 1)
         limits.checked_slots(slots, capacity)
         lease = _or_default("lease", options.get("lease"), self.lease)

@@ -61,6 +61,12 @@ class LockClient:
         self._core = ClientCore(table, owner, lease, heartbeat, release_grace, max_clock_skew)
         self._poller = _Poller(self)
 
+    @property
+    def region_name(self) -> str | None:
+        """The AWS region that its SDK client talks to."""
+        region: str | None = self._client.meta.region_name
+        return region
+
     # -- the table ----------------------------------------------------------------------------------------------
 
     def create_table(self, *, timeout: Seconds = 60.0) -> None:

@@ -80,6 +80,15 @@ _NO_ACCESS = {
     "KMSAccessDeniedException",
 }
 
+# In a ValidationException: what DynamoDB, DynamoDB Local and moto say of a request whose keys are not the table's.
+_OTHER_KEYS = (
+    "key element does not match the schema",
+    "Missing the key",
+    "number of conditions on the keys",
+    "required keys was not given",
+    "Type mismatch for key",
+    "Type mismatch for attribute to update",
+)
 _NO_CREDENTIALS = (
     aws.NoCredentialsError,
     aws.PartialCredentialsError,
@@ -137,17 +146,15 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
     if code in ("ResourceInUseException", "TableAlreadyExistsException"):
         return TableExistsError(f"The table {table!r} exists already or is being changed just now.")
     if code == "ValidationException":
-        if "key element does not match the schema" in message or "Missing the key" in message:
+        if any(part in message for part in _OTHER_KEYS):
             return LockTableError(
                 f"The table {table!r} is not a lock table, its keys differ ({message}): "
                 "check its name; client.check_table() says what is expected and what was found."
             )
-        if "tableName" in message or "TableName" in message:
-            return LockTableError(f"{table!r} cannot be the name of a DynamoDB table ({message}).")
         if "Item size" in message:
             return LockValueError(
-                f"There is no room for this in the record of the lock {request.params['Key']['key']['S']!r} ({message}): "
-                "a DynamoDB item holds 400 KB; keep less in `data`."
+                f"There is no room for this in the record of the lock {request.params['Key']['key']['S']!r} "
+                f"({message}): a DynamoDB item holds 400 KB; keep less in `data`."
             )
         if request.action == "UpdateItem":
             return LockRecordError(

@@ -76,7 +76,7 @@ class Stamp:
     the holder was alive the second time (rule R3), so every attempt gets a new one.
 
     :ivar version: a fresh random id.
-    :ivar server_ms: DynamoDB's time as this process estimates it, epoch milliseconds; None before any ``Date`` was seen.
+    :ivar server_ms: DynamoDB's time as this process estimates it, epoch milliseconds; None if it has seen no ``Date``.
     :ivar host_ms: the host's wall clock, epoch milliseconds. Good enough for people to read; never for deciding who is
         dead.
     """

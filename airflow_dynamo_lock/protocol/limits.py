@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 from airflow_dynamo_lock.protocol.errors import LockValueError
@@ -44,9 +45,19 @@ def checked_key(key: str) -> str:
     size = len(checked_text("The lock key", key).encode())
     if size > MAX_KEY_BYTES:
         raise LockValueError(
-            f"The lock key {key[:40]!r}… has {size} bytes; DynamoDB takes at most {MAX_KEY_BYTES}: use a shorter name or a hash."
+            f"The lock key {key[:40]!r}… has {size} bytes; DynamoDB takes at most {MAX_KEY_BYTES}: "
+            "use a shorter name or a hash."
         )
     return key
+
+
+def checked_table(name: str) -> str:
+    """A table's name as DynamoDB allows it, or its ARN."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{3,255}|arn:.+", name, re.ASCII):
+        raise LockValueError(
+            f"{name!r} cannot be the name of the lock table: that has 3 to 255 letters, digits, '_', '-' or '.'."
+        )
+    return name
 
 
 def checked_text(name: str, text: str) -> str:

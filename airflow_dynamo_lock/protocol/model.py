@@ -21,6 +21,7 @@ class Holder:
     """One lease as the record shows it.
 
     :ivar lease_ms: how long it lasts after a heartbeat, milliseconds.
+    :ivar grace_ms: how long it lasts once it is abandoned (rule R8), milliseconds: its processes count on no more.
     :ivar version: changes with every sign of life.
     :ivar acquired_at_ms: when it was granted, epoch milliseconds, for people to read.
     :ivar renewed_at_ms: the last heartbeat in *server* time, epoch milliseconds; None if the writer did not know it.
@@ -33,6 +34,7 @@ class Holder:
     owner: str
     slots: int
     lease_ms: int
+    grace_ms: int
     version: str
     acquired_at_ms: int
     renewed_at_ms: int | None = None

@@ -369,10 +369,11 @@ def _holder(claim: Claim, stamp: Stamp) -> dict[str, Any]:
         "owner": claim.owner,
         "slots": claim.slots,
         "lease_ms": claim.lease_ms,
+        "grace_ms": claim.grace_ms,
         "version": stamp.version,
         "acquired_at": stamp.best_ms,
         "inside": {},
-        # In a process's first write this is the host's clock: nobody hears of the grant before a `Date` has confirmed it.
+        # In a process's first write the host's clock: nobody hears of the grant before a `Date` has confirmed it.
         "renewed_at": stamp.best_ms,
         **({"about": about} if about else {}),
     }
@@ -388,6 +389,7 @@ def _read_holder(lease_id: str, values: Mapping[str, Any]) -> Holder:
         owner=_typed(values["owner"], str),
         slots=slots,
         lease_ms=lease_ms,
+        grace_ms=_typed(values.get("grace_ms", lease_ms), int),
         version=_typed(values["version"], str),
         acquired_at_ms=_moment(acquired_at),
         renewed_at_ms=None if renewed_at is None else _moment(renewed_at),

@@ -128,7 +128,7 @@ class Operations:
                         holder.lease_id,
                         claim.key,
                     )
-                    yield from self.release(claim.key, holder.lease_id, holder.slots, claim.grace_ms)
+                    yield from self.release(claim.key, holder.lease_id, holder.slots, holder.grace_ms)
                 request = self.format.take_idle(claim, stamp)
                 continue
             dead = self.observer.see(record, reply)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep
-from airflow_dynamo_lock.protocol.errors import LockTableError
+from airflow_dynamo_lock.protocol.errors import LockError, LockTableError
 from airflow_dynamo_lock.protocol.native import PARTITION_KEY, SORT_KEY, TTL_ATTRIBUTE
 
 _WANTED = [(PARTITION_KEY, "HASH", "S"), (SORT_KEY, "RANGE", "S")]
@@ -30,21 +31,20 @@ def create(table: str, *, now: float, timeout: float) -> Operation[None]:
 
     :raises LockTableError: it is not active within `timeout` seconds, or there is one with other keys.
     """
-    try:
+    with suppress(TableExistsError):
         now = (yield _create_request(table)).received_at
-    except TableExistsError:
-        pass
     yield from _active(table, now=now, timeout=timeout)
     try:
         yield from check(table)
     except TtlOffError:
-        yield Request(
-            "UpdateTimeToLive",
-            {
-                "TableName": table,
-                "TimeToLiveSpecification": {"Enabled": True, "AttributeName": TTL_ATTRIBUTE},
-            },
-        )
+        specification = {"Enabled": True, "AttributeName": TTL_ATTRIBUTE}
+        try:
+            yield Request("UpdateTimeToLive", {"TableName": table, "TimeToLiveSpecification": specification})
+        except LockError as failure:
+            try:
+                yield from check(table)  # somebody else, who makes the table just now, was quicker
+            except TtlOffError:
+                raise failure from None
 
 
 def check(table: str) -> Operation[Mapping[str, Any]]:

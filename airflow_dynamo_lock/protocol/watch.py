@@ -52,7 +52,7 @@ class Watch:
     _pace: float = field(default=0.0, init=False)
 
     def add(self, place: Ticket | Sight) -> bool:
-        """Take a place at the end of the key's queue. True if the poller, should it be asleep, sleeps too long for it."""
+        """Take a place at the end of the key's queue. True if the poller, should it be asleep, sleeps too long."""
         if isinstance(place, Ticket):
             self.tickets.setdefault(place.wants.key, []).append(place)
             return place.wants.poll_interval < self._pace

@@ -1,5 +1,5 @@
-"""A real Airflow for the tests: API server, scheduler, DAG processor, triggerer and workers as processes, used through its
-REST API as a user would, with its lock table on a served moto.
+"""A real Airflow for the tests, all of its processes, used through its REST API as a user would; with its lock table on
+a served moto.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,8 +91,11 @@ class Room:
 
         return until(found, f"the record of {key} is as wanted", timeout)
 
-    def blocked(self) -> list[str]:
-        """What the triggerer says of its event loop being blocked, other than by its own garbage collection."""
+    def blocked(self, since: int) -> list[str]:
+        """What the triggerer says of its event loop being blocked, other than by its own garbage collection.
+
+        :param since: the line of its log to begin with.
+        """
         pauses = self.folder / "pauses.jsonl"
         collections = (
             [json.loads(line) for line in pauses.read_text().splitlines()] if pauses.exists() else []
@@ -103,14 +107,14 @@ class Room:
             # The warning comes at most a probe (0.1 s) and the pause itself after the collection has begun.
             return any(abs(at - each["at"]) < 0.5 and each["took"] > seconds / 2 for each in collections)
 
-        lines = self.airflow.triggerer.log.read_text().splitlines()
+        lines = self.airflow.triggerer.log.read_text().splitlines()[since:]
         return [line for line in lines if "was blocked for" in line and not is_collection(line)]
 
     def assert_exclusive(self, key: str) -> None:
         """No two leases' processes were inside at the same time, and each grant's token was larger than the last."""
         stays = self.stays(key)
         assert stays, f"nobody was ever inside {key}"
-        for earlier, later in zip(stays, stays[1:], strict=False):
+        for earlier, later in pairwise(stays):
             if earlier.lease_id != later.lease_id:
                 assert earlier.last < later.first, f"two inside at once: {earlier} {later}"
                 assert earlier.token < later.token
@@ -160,7 +164,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
         dags = Path(__file__).parent / "dags"
         with Deployment("north", home, dags, env=environment, parallelism=6) as airflow:
             airflow.wait_for_dags(
-                {"guarded", "skipping", "timed_out", "many", "operator", "sensing", "mapped"}
+                {"guarded", "skipping", "timed_out", "many", "operator", "sensing", "mapped", "nested"}
             )
             yield Room(airflow, folder, locks, engine.endpoint_url)
 

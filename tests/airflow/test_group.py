@@ -1,5 +1,5 @@
-"""The group in a real Airflow: whatever happens to its tasks, at no moment are two runs' processes inside, and the next in
-line gets its turn within the bound of `docs/airflow.md`.
+"""The group in a real Airflow: whatever happens to its tasks, at no moment are two runs' processes inside, and the next
+in line gets its turn within the bound of `docs/airflow.md`.
 
 "Inside" is judged by what the processes themselves write every 50 ms, never by the states that Airflow shows.
 """
@@ -61,7 +61,8 @@ class Contention:
         assert self.room.airflow.wait(self.dag_id, self.first).state == first
         self.room.assert_exclusive(self.key)
         record = self.room.locks.get(self.key)
-        assert record is not None and not record.holders
+        assert record is not None
+        assert not record.holders
 
 
 def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(room: Room, key: str) -> None:
@@ -80,7 +81,8 @@ def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(room: Room, 
         lingered = (tasks["lock.heartbeat"].end - tasks["lock.release"].end).total_seconds()  # type: ignore[operator]
         assert lingered <= 2.0
         lease = room.airflow.xcom("guarded", run_id, "lock.acquire")
-        assert lease["key"] == key and isinstance(lease["token"], int)
+        assert lease["key"] == key
+        assert isinstance(lease["token"], int)
 
 
 def test_a_guarded_task_fails(room: Room, key: str) -> None:
@@ -221,6 +223,21 @@ def test_each_table_of_a_mapped_group_has_a_lock_of_its_own(room: Room, key: str
         assert stay.run_id == run_id
 
 
+def test_locks_nest_and_hold_several_keys(room: Room, key: str) -> None:
+    run_id = room.start("nested", key)
+    assert room.airflow.wait("nested", run_id).state == "success"
+    outer = room.airflow.xcom("nested", run_id, "outer.acquire")
+    assert [lease["key"] for lease in outer] == [f"{key}/b", f"{key}/a"]
+    # One stay under each lease in each process: two in the outer lock, the second of them in the inner one as well.
+    assert [len(room.stays(f"{key}/{name}")) for name in ("a", "b", "inner")] == [3, 2, 1]
+    assert {stay.lease_id for stay in room.stays(f"{key}/b")} == {outer[0]["lease_id"]}
+    assert room.stays(f"{key}/inner")[0].lease_id != outer[0]["lease_id"]
+    for name in ("a", "b", "inner"):
+        record = room.locks.get(f"{key}/{name}")
+        assert record is not None
+        assert not record.holders
+
+
 def test_sensors_wait_until_the_lock_could_be_taken(room: Room, key: str) -> None:
     lease = room.locks.try_acquire(key, lease=300)
     assert lease is not None
@@ -243,10 +260,11 @@ def test_an_uncontended_lock_is_acquired_within_three_seconds(
     took = []
     for number in range(10):
         run_id = room.start("many", f"{key}/{number}")
-        run = room.airflow.wait("many", run_id)
-        acquire = room.airflow.task_instance("many", run_id, "lock.acquire")
-        assert run.start and acquire.end
-        took.append((acquire.end - run.start).total_seconds())
+        acquire = room.airflow.wait_for_task("many", run_id, "lock.acquire", {"success"})
+        start = room.airflow.run("many", run_id).start
+        assert start
+        assert acquire.end
+        took.append((acquire.end - start).total_seconds())
     record_property("acquire_seconds", sorted(took))
     print("acquired after", sorted(took))
     assert median(took) <= 3.0

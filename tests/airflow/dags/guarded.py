@@ -10,6 +10,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from airflow.sdk import DAG, get_current_context, task, task_group
 
@@ -18,7 +19,7 @@ from airflow_dynamo_lock import DynamoLock, DynamoLockOperator, DynamoLockSensor
 ROOM = Path(os.environ["DYNAMO_LOCK_TEST_ROOM"])
 
 KEY = "{{ dag_run.conf['key'] }}"
-TIMES = {
+TIMES: Any = {
     "lease": "{{ dag_run.conf.get('lease', 20) }}",
     "release_grace": "{{ dag_run.conf.get('grace', 6) }}",
     "timeout": "{{ dag_run.conf.get('timeout') }}",
@@ -35,7 +36,7 @@ def note(**values: object) -> None:
 
 def be_inside() -> None:
     """Work under the lease until the test has made the file ``finish`` or ``fail`` for this run and task."""
-    context = get_current_context()
+    context: Any = get_current_context()
     lease, ti = context["dynamo_lock"], context["ti"]
     here = {"key": lease.key, "lease_id": lease.lease_id, "token": lease.token, "run_id": ti.run_id}
     here |= {"task_id": ti.task_id, "try_number": ti.try_number, "map_index": ti.map_index}
@@ -56,19 +57,15 @@ def work() -> None:
 
 @task
 def quick() -> None:
-    lease = get_current_context()["dynamo_lock"]
-    note(
-        event="inside",
-        key=lease.key,
-        lease_id=lease.lease_id,
-        token=lease.token,
-        run_id=get_current_context()["run_id"],
-    )
+    context: Any = get_current_context()
+    for lease in context["dynamo_locks"].values():
+        lease.check()
+        here = {"key": lease.key, "lease_id": lease.lease_id, "token": lease.token}
+        note(event="inside", **here, run_id=context["run_id"], task_id=context["ti"].task_id)
 
 
-with DAG("guarded", schedule=None, max_active_runs=300):
-    with DynamoLock(KEY, **TIMES):
-        work()
+with DAG("guarded", schedule=None, max_active_runs=300), DynamoLock(KEY, **TIMES):
+    work()
 
 with DAG("skipping", schedule=None), DynamoLock(KEY, on_timeout="skip", **TIMES):
     work()
@@ -85,7 +82,22 @@ with DAG("operator", schedule=None):
 with DAG("sensing", schedule=None):
     DynamoLockSensor(task_id="in_triggerer", key=KEY)
     DynamoLockSensor(task_id="poke", key=KEY, deferrable=False, poke_interval=1)
-    DynamoLockSensor(task_id="reschedule", key=KEY, deferrable=False, mode="reschedule", poke_interval=5)
+    DynamoLockSensor(task_id="reschedule", key=KEY, deferrable=False, mode="reschedule", poke_interval=20)
+
+
+with DAG("nested", schedule=None):
+    # The outer lock's keys are acquired in one order, whatever the author's; the inner one's come from another task.
+    with DynamoLock([f"{KEY}/b", f"{KEY}/a"], group_id="outer", **TIMES):
+        quick()
+
+        @task
+        def inner_key() -> str:
+            return f"{get_current_context()['dag_run'].conf['key']}/inner"  # type: ignore[index]
+
+        with DynamoLock(inner_key(), group_id="inner", lease=20, release_grace=6):
+            quick()
+    with DynamoLock(f"{KEY}/a", group_id="outer", **TIMES) as again:
+        quick()
 
 
 @task_group

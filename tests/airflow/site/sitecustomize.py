@@ -1,7 +1,7 @@
 """Run by every Python of the tests' Airflow as it starts: notes the triggerer's garbage collections.
 
-Airflow holds a copy of the DAG for each trigger, so a full collection takes a triggerer with hundreds of them longer than
-it lets pass without a warning of a blocked event loop. The tests must tell those pauses from any of our own.
+Airflow holds a copy of the DAG for each trigger, so a full collection takes a triggerer with hundreds of them longer
+than it lets pass without a warning of a blocked event loop. The tests must tell those pauses from any of our own.
 """
 
 import gc
