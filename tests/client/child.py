@@ -1,0 +1,157 @@
+"""A holder in a process of its own, to be stopped and killed.
+
+``python -m tests.client.child`` is the process: it does what it is told on its standard input, one line of JSON each,
+and tells what came of it, and what happened to it, on its standard output. `Child` is its face in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any, Self
+
+from airflow_dynamo_lock import Lease, LockClient, LockError, LockLostError
+from tests.client.clients import lock_client
+
+
+class Child:
+    """A process with a client of its own, for the length of a ``with`` block."""
+
+    def __init__(self, kind: str, endpoint_url: str, *, wall_clock_off: float = 0.0, **options: Any) -> None:
+        self._settings = [kind, endpoint_url, wall_clock_off, options]
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __name__, json.dumps(self._settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe
+            pipe.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def tell(self, do: str, **options: Any) -> None:
+        """Have it do something, without waiting for it."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps([do, options]) + "\n")
+        self.process.stdin.flush()
+
+    def do(self, do: str, **options: Any) -> Any:
+        """Have it do something, and say what came of it: a value, or the name of the error."""
+        self.tell(do, **options)
+        return self.hear(do)
+
+    def hear(self, what: str, *, within: float = 20.0) -> Any:
+        """What it tells next, which should be about that."""
+        try:
+            line = self._lines.get(timeout=within)
+        except Empty:
+            raise AssertionError(f"The child did not tell of {what!r} within {within:g} s.") from None
+        assert line, f"The child ended instead of telling of {what!r}."
+        about, value = json.loads(line)
+        assert about == what, f"The child told of {about!r}, not of {what!r}: {value}"
+        return value
+
+    def kill(self) -> float:
+        """Kill it hard; the moment after which it certainly does nothing."""
+        self.process.kill()
+        self.process.wait()
+        return time.monotonic()
+
+    def stop(self) -> None:
+        """Stop it in whatever it does, as a paused machine is stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let it go on, unaware."""
+        self.process.send_signal(signal.SIGCONT)
+
+
+class _Doer:
+    """What runs in the child."""
+
+    def __init__(self, client: LockClient) -> None:
+        self._client = client
+        self._blocks = ExitStack()
+        self._lease: Lease | None = None
+
+    def take(self, key: str, **options: Any) -> dict[str, Any] | None:
+        """Take the lock, with no heartbeats."""
+        self._lease = self._client.try_acquire(key, **options)
+        return self._lease.as_dict() if self._lease else None
+
+    def enter_block(self, key: str, **options: Any) -> dict[str, Any]:
+        """Enter a with block, with background heartbeats."""
+        self._lease = self._blocks.enter_context(self._client.lock(key, on_lost=self._on_lost, **options))
+        return self._lease.as_dict()
+
+    def leave_block(self) -> None:
+        """Leave it."""
+        self._blocks.close()
+
+    def check(self) -> float:
+        """What is left of the lease."""
+        assert self._lease
+        self._lease.check()
+        return self._lease.remaining()
+
+    def renew(self) -> None:
+        """Send a heartbeat, as one who does not know what time has passed."""
+        assert self._lease
+        self._client.renew(replace(self._lease, term=None))
+
+    def release(self) -> bool:
+        """Release the lease."""
+        assert self._lease
+        return self._client.release(self._lease)
+
+    def _on_lost(self, lease: Lease, lost: LockLostError) -> None:
+        _tell("lost", str(lost))
+
+
+def _tell(about: str, value: Any) -> None:
+    print(json.dumps([about, value]), flush=True)
+
+
+def main() -> None:
+    kind, endpoint_url, wall_clock_off, options = json.loads(sys.argv[1])
+    right_ns, right = time.time_ns, time.time
+    time.time_ns = lambda: right_ns() + int(wall_clock_off * 1e9)
+    time.time = lambda: right() + wall_clock_off
+    with lock_client(kind, endpoint_url, **options) as client:
+        doer = _Doer(client)
+        for line in sys.stdin:
+            do, arguments = json.loads(line)
+            try:
+                value = getattr(doer, do)(**arguments)
+            except LockError as failure:
+                value = type(failure).__name__
+            _tell(do, value)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

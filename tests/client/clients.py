@@ -1,0 +1,157 @@
+"""Both clients behind one face, so that each contract test is written once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Self, TypeVar, cast
+
+import boto3
+from aiobotocore.session import get_session
+
+from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockRecord, sdk_config
+from airflow_dynamo_lock.client.core import ClientCore
+
+T = TypeVar("T")
+
+KINDS = ("sync", "async")
+TABLE = "locks"
+REGION = "eu-central-1"
+
+_async_session = get_session()  # one for all, because the first client of a session is slow to make
+
+
+@asynccontextmanager
+async def async_lock_client(
+    endpoint_url: str, *, table: str = TABLE, sdk: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[AsyncLockClient]:
+    """An asynchronous client, for those who are coroutines themselves."""
+    settings: dict[str, Any] = {"endpoint_url": endpoint_url, "config": sdk_config(**(sdk or {}))}
+    async with _async_session.create_client("dynamodb", region_name=REGION, **settings) as aws:
+        yield AsyncLockClient(aws, table=table, **options)
+
+
+@contextmanager
+def lock_client(
+    kind: str, endpoint_url: str, *, table: str = TABLE, sdk: dict[str, Any] | None = None, **options: Any
+) -> Iterator[LockClient]:
+    """A client of that kind. An `AsyncLockClient` runs in an event loop in a thread, and looks like a `LockClient`.
+
+    :param sdk: overrides of the recommended SDK settings.
+    """
+    if kind == "sync":
+        aws = boto3.client(
+            "dynamodb", endpoint_url=endpoint_url, region_name=REGION, config=sdk_config(**(sdk or {}))
+        )
+        yield LockClient(aws, table=table, **options)
+    else:
+        with AsyncClientInThread(endpoint_url, table=table, sdk=sdk, **options) as client:
+            yield cast(LockClient, client)
+
+
+def core_of(client: LockClient) -> ClientCore:
+    """The inside of either client."""
+    inner = client.client if isinstance(client, AsyncClientInThread) else client
+    core = inner._core
+    assert isinstance(core, ClientCore)
+    return core
+
+
+class EventLoop:
+    """An event loop in a thread of its own, for the length of a ``with`` block."""
+
+    def __enter__(self) -> Self:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="event loop", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._cancel_all())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for it."""
+        running = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
+
+    async def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class AsyncClientInThread(EventLoop):
+    """An `AsyncLockClient` with the face of a `LockClient`."""
+
+    client: AsyncLockClient
+
+    def __init__(self, endpoint_url: str, **options: Any) -> None:
+        self._client = async_lock_client(endpoint_url, **options)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.client = self.run(self._client.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._client.__aexit__(None, None, None))
+        super().__exit__()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.client, name)
+        return lambda *args, **options: self.run(method(*args, **options))
+
+    @contextmanager
+    def lock(self, key: str, **options: Any) -> Iterator[Lease]:
+        """See `LockClient.lock`."""
+        block = self.client.lock(key, **options)
+        lease = self.run(block.__aenter__())
+        try:
+            yield lease
+        except BaseException as raised:
+            if not self.run(block.__aexit__(type(raised), raised, raised.__traceback__)):
+                raise
+        else:
+            self.run(block.__aexit__(None, None, None))
+
+    def keep_alive(self, lease: Lease, **options: Any) -> _Beats:
+        """See `LockClient.keep_alive`."""
+
+        async def start() -> asyncio.Task[Any]:
+            return self.client.keep_alive(lease, **options)
+
+        return _Beats(self, self.run(start()))
+
+    def list(self) -> Iterator[LockRecord]:
+        """See `LockClient.list`."""
+
+        async def collect() -> Sequence[LockRecord]:
+            return [record async for record in self.client.list()]
+
+        return iter(self.run(collect()))
+
+
+class _Beats:
+    """The face of a `KeepAlive` for the task that sends heartbeats."""
+
+    def __init__(self, loop: EventLoop, task: asyncio.Task[Any]) -> None:
+        self._loop, self._task = loop, task
+
+    def stop(self) -> None:
+        self._loop.loop.call_soon_threadsafe(self._task.cancel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,240 @@
+"""A proxy between a client and an engine: it sees every request that goes over the wire, the SDK's own retries too, and
+can do to any of them what networks and servers do.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request on the wire.
+
+    :ivar action: the API action, e.g. ``UpdateItem``.
+    :ivar what: what it means to a lock: ``acquire``, ``heartbeat``, ``release``…; the action where it is no write.
+    :ivar key: the lock; None where it is about several or none.
+    :ivar at: when it came, monotonic seconds.
+    """
+
+    action: str
+    what: str
+    key: str | None
+    at: float
+
+
+Matches = Callable[[Seen], bool]
+
+
+@dataclass
+class Rule:
+    """What happens to the requests that it is about, for as long as it is in force.
+
+    :ivar forward: they reach the engine,
+    :ivar late: but only when the rule is over.
+    :ivar reply: what the client gets instead of the engine's answer; None for a broken connection.
+    :ivar hits: how many requests it has met.
+    :ivar landed: set when the engine has carried one out.
+    """
+
+    matches: Matches
+    forward: bool = True
+    late: bool = False
+    reply: Callable[[], tuple[int, bytes] | None] | None = None
+    times: float = float("inf")
+    hits: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
+    landed: threading.Event = field(default_factory=threading.Event)
+
+    def hold(self) -> None:
+        """A reply that does not come before the rule is over, and then is a broken connection."""
+        self.over.wait()
+
+
+class Proxy:
+    """Stands before the engine at `target` for the length of a ``with`` block.
+
+    :ivar seen: every request, in the order in which they came.
+    """
+
+    endpoint_url: str
+
+    def __init__(self, target: str) -> None:
+        self.target = urlsplit(target).netloc
+        self.seen: list[Seen] = []
+        self._rules: list[Rule] = []
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> Self:
+        self._server = _Server(("127.0.0.1", 0), self)
+        self.endpoint_url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=[0.02], name="proxy", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rule in self._rules:
+            rule.over.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    # -- what was seen ----------------------------------------------------------------------------------------
+
+    def whats(self) -> list[str]:
+        """What the requests were about, in order."""
+        return [request.what for request in self.seen]
+
+    def wait_for(self, count: int, what: str, *, within: float = 10.0) -> None:
+        """Wait until so many requests of that kind have come."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: self.whats().count(what) >= count, within)
+        assert came, f"{count} × {what} did not come within {within:g} s, only {self.whats()}"
+
+    # -- what happens to requests -----------------------------------------------------------------------------
+
+    @contextmanager
+    def losing_replies(self, what: str, *, times: float = 1) -> Iterator[Rule]:
+        """The engine carries the request out, and the connection breaks before its answer."""
+        with self._rule(Rule(lambda seen: seen.what == what, reply=lambda: None, times=times)) as rule:
+            yield rule
+
+    @contextmanager
+    def breaking(self, matches: Matches = lambda _: True) -> Iterator[Rule]:
+        """The connection breaks before the request reaches the engine."""
+        with self._rule(Rule(matches, forward=False, reply=lambda: None)) as rule:
+            yield rule
+
+    @contextmanager
+    def hanging(self, matches: Matches) -> Iterator[Rule]:
+        """The request disappears in a black hole: nothing is answered until this is over."""
+        with self._rule(Rule(matches, forward=False)) as rule:
+            rule.reply = rule.hold
+            yield rule
+
+    @contextmanager
+    def delaying(self, what: str) -> Iterator[Rule]:
+        """The first such request is stuck in the network, and reaches the engine when this is over."""
+        rule = Rule(lambda seen: seen.what == what, late=True, times=1)
+        with self._rule(rule):
+            yield rule
+        assert rule.landed.wait(10)
+
+    @contextmanager
+    def answering(self, matches: Matches, status: int, code: str, message: str = "") -> Iterator[Rule]:
+        """Requests get that error for an answer, and do not reach the engine."""
+        body = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}
+        answer = (status, json.dumps(body).encode())
+        with self._rule(Rule(matches, forward=False, reply=lambda: answer)) as rule:
+            yield rule
+
+    @contextmanager
+    def _rule(self, rule: Rule) -> Iterator[Rule]:
+        self._rules.append(rule)
+        try:
+            yield rule
+        finally:
+            self._rules.remove(rule)
+            rule.over.set()
+
+    def note(self, seen: Seen) -> Rule | None:
+        """Take in a request, and say which rule it meets."""
+        with self._changed:
+            self.seen.append(seen)
+            met = next((rule for rule in self._rules if rule.hits < rule.times and rule.matches(seen)), None)
+            if met is not None:
+                met.hits += 1
+            self._changed.notify_all()
+        return met
+
+
+class _Server(ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, address: tuple[str, int], proxy: Proxy) -> None:
+        super().__init__(address, _Connection)
+        self.proxy = proxy
+
+
+class _Connection(BaseHTTPRequestHandler):
+    """One connection of a client, and one to the engine for it."""
+
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        super().setup()
+        self._engine = HTTPConnection(self.server.proxy.target)
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):
+            super().handle()
+
+    def finish(self) -> None:
+        self._engine.close()
+        with suppress(ConnectionError):
+            super().finish()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        rule = self.server.proxy.note(_seen(self.headers.get("X-Amz-Target", ""), json.loads(body)))
+        answer: tuple[int, bytes] | None = None
+        headers: dict[str, str] = {"Content-Type": "application/x-amz-json-1.0"}
+        if rule is not None and rule.late:
+            rule.over.wait()
+        if rule is None or rule.forward:
+            self._engine.request("POST", self.path, body, dict(self.headers.items()))
+            response = self._engine.getresponse()
+            answer = (response.status, response.read())
+            hop_by_hop = ("content-length", "connection", "transfer-encoding", "keep-alive")
+            headers = {
+                name: value for name, value in response.headers.items() if name.lower() not in hop_by_hop
+            }
+        if rule is not None:
+            rule.landed.set()
+        if rule is not None and rule.reply is not None:
+            answer = rule.reply()
+        if answer is None:
+            self.close_connection = True
+            return
+        self.send_response_only(answer[0])
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer[1])))
+        self.end_headers()
+        self.wfile.write(answer[1])
+
+    def log_message(self, format: str, *args: object) -> None:
+        """No access log."""
+
+
+def _seen(target: str, params: dict[str, Any]) -> Seen:
+    action = target.rpartition(".")[2]
+    key = params.get("Key", {}).get("key", {}).get("S")
+    return Seen(
+        action, _what(params["UpdateExpression"]) if action == "UpdateItem" else action, key, time.monotonic()
+    )
+
+
+def _what(update: str) -> str:
+    for part, what in (
+        ("#token =", "acquire"),
+        ("#ending =", "abandon"),
+        ("#inside.#process =", "enter"),
+        ("REMOVE #holders.#me.#inside.#process", "leave"),
+        ("#available =", "release"),
+    ):
+        if part in update:
+            return what
+    return "heartbeat"

@@ -1,0 +1,79 @@
+"""Two threads, two processes, two hundred contenders, both clients among each other: never two holders, tokens strictly
+growing in the order of grants, and everybody gets his turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.client.clients import KINDS
+from tests.client.contender import Contenders, Entry, contend, most_inside
+from tests.engines import Engine
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> str:
+    return str(tmp_path / "ledger")
+
+
+def _assert_one_at_a_time(ledger: list[Entry]) -> None:
+    for came, went in zip(ledger[::2], ledger[1::2], strict=True):
+        assert (came.came, went.came) == (True, False)
+        assert (came.who, came.token) == (went.who, went.token), "somebody else was inside"
+    tokens = [entry.token for entry in ledger if entry.came]
+    assert all(earlier < later for earlier, later in itertools.pairwise(tokens))
+
+
+def _turns(ledger: list[Entry]) -> Counter[str]:
+    return Counter(entry.who for entry in ledger if entry.came)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_in_one_process_take_turns(engine: Engine, key: str, ledger: str, kind: str) -> None:
+    wrote = contend([Contenders(kind, engine.endpoint_url, key, ledger, members=2, rounds=20)], within=60)
+
+    _assert_one_at_a_time(wrote)
+    assert list(_turns(wrote).values()) == [20, 20]
+
+
+def test_two_processes_take_turns(engine: Engine, key: str, ledger: str) -> None:
+    wrote = contend(
+        [
+            Contenders(kind, engine.endpoint_url, key, ledger, members=1, rounds=10, poll_interval=0.02)
+            for kind in KINDS
+        ],
+        within=60,
+    )
+
+    _assert_one_at_a_time(wrote)
+    assert list(_turns(wrote).values()) == [10, 10]
+
+
+def test_two_hundred_in_eight_processes_take_turns(engine: Engine, key: str, ledger: str) -> None:
+    wrote = contend(
+        [Contenders(kind, engine.endpoint_url, key, ledger, members=25) for kind in KINDS for _ in range(4)],
+        within=120,
+    )
+
+    _assert_one_at_a_time(wrote)
+    assert len(_turns(wrote)) == 200
+
+
+def test_no_more_than_three_share_three_slots(engine: Engine, key: str, ledger: str) -> None:
+    wrote = contend(
+        [
+            Contenders(kind, engine.endpoint_url, key, ledger, members=6, rounds=5, capacity=3)
+            for kind in KINDS
+            for _ in range(2)
+        ],
+        within=60,
+    )
+
+    assert 2 <= most_inside(wrote) <= 3
+    assert list(_turns(wrote).values()) == [5] * 24
+    tokens = [entry.token for entry in wrote if entry.came]
+    assert len(set(tokens)) == len(tokens)

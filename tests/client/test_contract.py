@@ -1,0 +1,304 @@
+"""What both clients do alike on both engines: take, share, look, hand on, break, abandon, and refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock import (
+    CapacityMismatchError,
+    Lease,
+    LockClient,
+    LockLostError,
+    LockNotHeldError,
+    LockRecordError,
+    LockTimeoutError,
+    LockValueError,
+)
+from airflow_dynamo_lock.protocol.model import Abandoned, Lost, Released, Renewed
+from tests.client.clients import TABLE, core_of, lock_client
+from tests.client.conftest import MakeClient
+from tests.client.proxy import Proxy
+from tests.engines import Engine
+
+SLACK = 0.7
+
+
+def test_a_lock_is_taken_seen_and_given_back(make_client: MakeClient, key: str) -> None:
+    client = make_client(owner="me")
+    assert client.get(key) is None
+
+    lease = client.try_acquire(key, data={"offset": 17}, about={"dag": "etl"})
+
+    assert lease
+    assert lease.remaining() > 20
+    record = client.get(key)
+    assert record
+    holder = record.holders[lease.lease_id]
+    assert (holder.owner, holder.slots, holder.about) == ("me", 1, {"dag": "etl"})
+    assert (record.capacity, record.available, record.token) == (1, 0, lease.token)
+    assert record.data == {"offset": 17}
+    assert client.try_acquire(key) is None
+    assert client.release(lease) is True
+    assert lease.remaining() == 0
+    assert client.release(lease) is False
+
+
+def test_a_lock_can_be_shared_up_to_its_capacity(client: LockClient, elsewhere: LockClient, key: str) -> None:
+    two = client.acquire(key, slots=2, capacity=3)
+    one = elsewhere.try_acquire(key, capacity=3)
+    assert one
+    assert one.token > two.token
+    assert elsewhere.try_acquire(key, capacity=3) is None
+
+    client.release(two)
+    assert elsewhere.try_acquire(key, slots=2, capacity=3)
+
+
+def test_another_capacity_while_the_lock_is_in_use_is_refused(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    elsewhere.acquire(key, capacity=2)
+    with pytest.raises(CapacityMismatchError, match="capacity of 2, not 3"):
+        client.try_acquire(key, capacity=3)
+    with pytest.raises(CapacityMismatchError):
+        client.acquire(key, capacity=3, timeout=0)
+
+
+def test_all_locks_of_the_table_can_be_listed(
+    client: LockClient, engine: Engine, kind: str, key: str
+) -> None:
+    table = f"list-{kind}"
+    with lock_client(kind, engine.endpoint_url, table=table) as lister:
+        lister.create_table()
+        assert list(lister.list()) == []
+        leases = {name: lister.acquire(name, data={"filler": "x" * 50_000}) for name in map(str, range(30))}
+        lister.release(leases["7"])
+
+        records = {record.key: record for record in lister.list()}
+
+    assert set(records) == set(leases), "more than a page of a megabyte"
+    assert {name for name, record in records.items() if not record.holders} == {"7"}
+
+
+def test_a_waiter_gets_the_lock_a_poll_after_another_process_has_released_it(
+    client: LockClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    held = elsewhere.acquire(key)
+    waiting = threads.submit(client.acquire, key, poll_interval=0.2)
+    while not core_of(client).watch:
+        time.sleep(0.002)
+    released = time.monotonic()
+    elsewhere.release(held)
+
+    assert waiting.result(10).token == held.token + 1
+    assert time.monotonic() - released < 2 * 0.2 * 1.25 + SLACK
+
+
+def test_one_who_only_waits_for_room_takes_nothing(
+    client: LockClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    held = elsewhere.acquire(key)
+    waiting = threads.submit(client.wait, key, poll_interval=0.1)
+    while not core_of(client).watch:
+        time.sleep(0.002)
+    assert not waiting.done()
+    elsewhere.release(held)
+
+    record = waiting.result(10)
+
+    assert record
+    assert (record.available, record.holders, record.token) == (1, {}, held.token)
+    assert client.get(key) == record
+
+
+def test_there_is_room_in_a_lock_that_was_never_used(client: LockClient, key: str) -> None:
+    assert client.wait(key, timeout=0) is None
+
+
+def test_waiting_for_room_past_the_timeout_names_the_holder(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    elsewhere.acquire(key, slots=2, capacity=3)
+    with pytest.raises(LockTimeoutError, match="elsewhere"):
+        client.wait(key, slots=2, timeout=0.2, poll_interval=0.1)
+
+    assert client.wait(key, slots=1, timeout=0)
+
+
+def test_room_appears_when_the_holder_is_dead(client: LockClient, elsewhere: LockClient, key: str) -> None:
+    elsewhere.acquire(key, lease=0.5)
+
+    record = client.wait(key, timeout=10, poll_interval=0.1)
+
+    assert record
+    assert len(record.holders) == 1, "the dead one is still there"
+
+
+def test_a_lease_can_be_renewed_and_released_by_another_process(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    handed_on = Lease.from_dict(json.loads(json.dumps(client.acquire(key).as_dict())))
+    assert handed_on.remaining() == 0
+
+    renewed = elsewhere.renew(handed_on)
+
+    assert renewed.remaining() > 0
+    assert elsewhere.release(renewed)
+    with pytest.raises(LockLostError):
+        client.renew(handed_on)
+
+
+def test_a_lock_is_broken_by_its_lease_id_only(client: LockClient, elsewhere: LockClient, key: str) -> None:
+    lease = elsewhere.acquire(key)
+    with pytest.raises(LockNotHeldError, match="Locked by elsewhere"):
+        client.break_lock(key, "some other lease")
+
+    assert client.break_lock(key, lease.lease_id).owner == "elsewhere"
+
+    with pytest.raises(LockLostError):
+        elsewhere.renew(lease)
+    assert client.try_acquire(key)
+
+
+def test_releasing_while_processes_are_inside_abandons_and_the_last_one_out_frees(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    lease = client.acquire(key, release_grace=5)
+    inside = [elsewhere.enter(lease, process) for process in ("pid-1", "pid-2")]
+    assert all(4 < each.remaining() <= 5 for each in inside), "they count on the grace only"
+
+    outcome = client.give_back(lease)
+
+    assert isinstance(outcome, Abandoned)
+    assert set(outcome.holder.inside) == {"pid-1", "pid-2"}
+    with pytest.raises(LockLostError, match="being given back"):
+        elsewhere.enter(lease, "pid-3")
+    elsewhere.renew(inside[1])
+    assert isinstance(elsewhere.leave(inside[0], "pid-1"), Renewed)
+    assert client.try_acquire(key) is None
+    assert elsewhere.leave(inside[1], "pid-2") == Released()
+    assert isinstance(elsewhere.leave(inside[1], "pid-2"), Lost)
+    assert client.try_acquire(key)
+
+
+def test_a_later_attempt_of_the_same_task_succeeds_its_predecessor(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    client.acquire(key, lease_id="0001", attempt_of="dag/run/task")
+
+    assert elsewhere.try_acquire(key, lease_id="0002", attempt_of="dag/run/task")
+    assert client.try_acquire(key, lease_id="0001", attempt_of="dag/run/task") is None
+
+
+def test_a_wait_for_several_slots_reclaims_several_dead_holders(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    dead = [elsewhere.acquire(key, capacity=3, lease=0.5) for _ in range(2)]
+    living = elsewhere.acquire(key, capacity=3)
+
+    lease = client.acquire(key, slots=2, capacity=3, timeout=10, poll_interval=0.1)
+
+    assert {each.lease_id for each in lease.reclaimed} == {each.lease_id for each in dead}
+    record = client.get(key)
+    assert record
+    assert set(record.holders) == {living.lease_id, lease.lease_id}
+    assert record.available == 0
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {},
+        {"LockID": {"S": "terraform"}},
+        {"holders": {"S": "what?"}, "capacity": {"N": "1"}, "available": {"N": "1"}, "token": {"N": "1"}},
+        {"holders": {"M": {}}, "capacity": {"N": "1"}, "available": {"N": "1"}, "token": {"S": "one"}},
+        {"holders": {"M": {}}, "capacity": {"S": "1"}, "available": {"S": "1"}, "token": {"N": "1"}},
+        {
+            "holders": {"M": {"a": {"S": "b"}}},
+            "capacity": {"N": "1"},
+            "available": {"N": "0"},
+            "token": {"N": "1"},
+        },
+    ],
+    ids=["empty", "foreign", "holders", "token", "counters", "holder"],
+)
+def test_a_damaged_record_is_an_error_and_left_as_it_is(
+    client: LockClient, sdk_client: Any, key: str, damaged: dict[str, object]
+) -> None:
+    item = {"key": {"S": key}, "entry": {"S": "lock"}, **damaged}
+    sdk_client.put_item(TableName=TABLE, Item=item)
+
+    for use in (client.try_acquire, client.get, lambda key: client.acquire(key, timeout=0)):
+        with pytest.raises(LockRecordError, match="damaged"):
+            use(key)
+    nobodys = Lease(key, "id", 1, "me", 1, 1, 30_000, 15_000, 0)
+    for write in (client.renew, lambda lease: client.enter(lease, "pid-1"), client.give_back):
+        with pytest.raises(LockRecordError, match="damaged"):
+            write(nobodys)
+
+    stored = sdk_client.get_item(TableName=TABLE, Key={"key": {"S": key}, "entry": {"S": "lock"}})
+    assert stored["Item"] == item
+
+
+def test_bad_input_sends_nothing(make_client: MakeClient, proxy: Proxy, key: str) -> None:
+    client = make_client(proxy)
+    for bad in (
+        lambda: client.try_acquire(""),
+        lambda: client.acquire(key, timeout=-1),
+        lambda: client.acquire(key, slots=2),
+        lambda: client.lock(key, lease=float("nan")).__enter__(),
+        lambda: client.wait(key, slots=0),
+        lambda: client.get("x" * 3000),
+        lambda: client.break_lock("", "id"),
+    ):
+        with pytest.raises(LockValueError):
+            bad()
+
+    assert proxy.seen == []
+
+
+def test_data_that_is_too_large_for_an_item_is_refused(client: LockClient, key: str) -> None:
+    with pytest.raises(LockValueError, match="400 KB"):
+        client.try_acquire(key, data={"blob": "x" * 410_000})
+
+
+def test_keys_of_all_kinds_are_locks_of_their_own(client: LockClient, key: str) -> None:
+    names = [f"{key}{end}" for end in ("", " ", "/a.b", "#x", ":y", "💡", "\n", "x" * 1000)]
+    leases = [client.acquire(name) for name in names]
+
+    for name, lease in zip(names, leases, strict=True):
+        record = client.get(name)
+        assert record
+        assert list(record.holders) == [lease.lease_id]
+
+
+# -- the package ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["LockClient", "AsyncLockClient", "Lease", "LockTimeoutError", "sdk_config"])
+def test_importing_a_client_imports_no_airflow(name: str) -> None:
+    program = (
+        f"import sys; from airflow_dynamo_lock import {name}\n"
+        "print([name for name in sys.modules if name.split('.')[0] == 'airflow'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ran.stdout.strip() == "[]"
+
+
+def test_importing_the_protocol_imports_no_sdk() -> None:
+    program = (
+        "import sys, airflow_dynamo_lock.protocol.operations, airflow_dynamo_lock.protocol.watch\n"
+        "import airflow_dynamo_lock.protocol.table\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('boto3', 'botocore', 'aiobotocore', 'airflow')])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ran.stdout.strip() == "[]"

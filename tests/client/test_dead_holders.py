@@ -1,0 +1,165 @@
+"""Holders that die, stop and come back, in real processes (R3 and R4): who is succeeded, when, and who is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from airflow_dynamo_lock import LockClient
+from tests.client.child import Child
+from tests.client.conftest import MakeClient
+from tests.engines import Engine
+
+LEASE = 1.5
+SKEW = 0.5
+POLL = 0.25
+#: What a loaded machine may need for a handful of requests, seconds.
+SLACK = 1.0
+
+StartChild = Callable[..., Child]
+
+
+@pytest.fixture
+def start_child(engine: Engine, kind: str) -> Iterator[StartChild]:
+    """Starts processes with clients of their own."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(Child(kind, engine.endpoint_url, **options))
+
+
+def test_a_waiter_succeeds_a_killed_holder_after_its_lease(
+    start_child: StartChild, client: LockClient, key: str, record_property: Callable[[str, object], None]
+) -> None:
+    holder = start_child()
+    held = holder.do("enter_block", key=key, lease=LEASE)
+    killed = _when_it_has_waited(client, key, holder.kill)
+
+    lease = client.acquire(key, timeout=20, poll_interval=POLL, lease=LEASE)
+
+    took = time.monotonic() - killed
+    record_property("succeeded_after_seconds", round(took, 2))
+    assert [dead.lease_id for dead in lease.reclaimed] == [held["lease_id"]]
+    assert lease.token == held["token"] + 1
+    assert LEASE * 5 / 6 - SLACK < took < LEASE + 2 * POLL + SLACK
+
+
+def test_a_newcomer_takes_an_old_corpse_with_its_first_try_where_the_server_sends_dates(
+    start_child: StartChild, make_client: MakeClient, key: str, sends_dates: bool
+) -> None:
+    """The corpse's process was new as well: it was killed before it had sent a single heartbeat."""
+    holder = start_child()
+    held = holder.do("take", key=key, lease=LEASE)
+    killed = holder.kill()
+    assert make_client(max_clock_skew=SKEW).try_acquire(key) is None, "it may still be alive"
+    _sleep_until(killed + LEASE + SKEW + 1.1)  # a Date has whole seconds
+
+    newcomer = make_client(max_clock_skew=SKEW)
+    lease = newcomer.try_acquire(key)
+
+    if not sends_dates:
+        assert lease is None, "without dates, a newcomer has to observe"
+        begun = time.monotonic()
+        lease = newcomer.acquire(key, timeout=20, poll_interval=POLL)
+        assert LEASE * 0.9 < time.monotonic() - begun < LEASE + 2 * POLL + SLACK
+    assert lease
+    assert [dead.lease_id for dead in lease.reclaimed] == [held["lease_id"]]
+
+
+def test_a_stopped_holder_that_wakes_after_its_lease_is_told_and_changes_nothing(
+    start_child: StartChild, client: LockClient, key: str
+) -> None:
+    holder = start_child()
+    holder.do("enter_block", key=key, lease=LEASE)
+    holder.stop()
+    successor = client.acquire(key, timeout=20, poll_interval=POLL, lease=60)
+    before = client.get(key)
+
+    holder.resume()
+
+    assert "is lost" in holder.hear("lost"), "by on_lost, unasked"
+    assert holder.do("check") == "LockLostError"
+    assert holder.do("renew") == "LockLostError"
+    assert holder.do("release") is False
+    assert holder.do("leave_block") == "LockLostError"
+    assert client.get(key) == before
+    successor.check()
+
+
+def test_a_stopped_holder_whose_lease_nobody_took_is_told_all_the_same(
+    start_child: StartChild, client: LockClient, key: str
+) -> None:
+    holder = start_child()
+    holder.do("enter_block", key=key, lease=1.0)
+    holder.stop()
+    time.sleep(1.1)
+
+    holder.resume()
+
+    assert "no heartbeat has succeeded in time" in holder.hear("lost")
+    assert holder.do("leave_block") == "LockLostError"
+    assert client.try_acquire(key), "and it gives back what it can"
+
+
+def test_a_holder_stopped_for_less_than_its_lease_goes_on_as_if_nothing_had_been(
+    start_child: StartChild, client: LockClient, key: str
+) -> None:
+    holder = start_child()
+    holder.do("enter_block", key=key, lease=3.0)
+    holder.stop()
+    time.sleep(1.0)
+    assert client.try_acquire(key) is None
+
+    holder.resume()
+
+    assert holder.do("check") > 0
+    assert holder.do("leave_block") is None
+    assert client.try_acquire(key)
+
+
+def test_host_clocks_hours_apart_change_nothing(engine: Engine, key: str) -> None:
+    """Two locks at once: one whose holder's clock is behind and the newcomer's ahead, and one the other way round."""
+    with ExitStack() as stack:
+
+        def start(kind: str, hours: int) -> Child:
+            child = Child(kind, engine.endpoint_url, wall_clock_off=hours * 3600.0, max_clock_skew=SKEW)
+            return stack.enter_context(child)
+
+        locks = {
+            f"{key}/behind": (start("sync", -5), start("async", 5)),
+            f"{key}/ahead": (start("async", 5), start("sync", -5)),
+        }
+        begun = time.monotonic()
+        held = {name: holder.do("enter_block", key=name, lease=LEASE) for name, (holder, _) in locks.items()}
+
+        while time.monotonic() < begun + LEASE + SKEW + 1.5:
+            for name, (_, newcomer) in locks.items():
+                assert newcomer.do("take", key=name) is None, (
+                    "a living holder is left alone, whatever the clocks say"
+                )
+
+        killed = {}
+        for name, (holder, _) in locks.items():
+            assert holder.do("check") > 0
+            killed[name] = holder.kill()
+
+        for name, (_, newcomer) in locks.items():
+            while (lease := newcomer.do("take", key=name)) is None:
+                assert time.monotonic() < killed[name] + LEASE + SKEW + 2 + SLACK
+            assert time.monotonic() > killed[name] + LEASE * 0.6
+            assert lease["token"] == held[name]["token"] + 1
+
+
+def _when_it_has_waited(client: LockClient, key: str, kill: Callable[[], float]) -> float:
+    """Kill the holder after the waiter has seen it alive for a while."""
+    versions: set[str] = set()
+    while len(versions) < 3:
+        record = client.get(key)
+        assert record
+        versions |= {holder.version for holder in record.holders.values()}
+    return kill()
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))

@@ -1,0 +1,214 @@
+"""Background heartbeats (rules R4 and R9): one lease never delays another, failures are tried again until the lease's
+own deadline, and who holds it is told in time, once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+
+from airflow_dynamo_lock import Lease, LockClient, LockLostError
+from tests.client.clients import AsyncClientInThread
+from tests.client.conftest import MakeClient
+from tests.client.losses import Losses
+from tests.client.proxy import Proxy, Seen
+from tests.engines import MotoServer
+
+# What the engine is does not matter here: it is the clients, and the network before it, that are tried.
+pytestmark = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])
+
+LEASE = 1.5
+#: When a holder gives up, after the last heartbeat that succeeded.
+DEADLINE = LEASE * 0.9
+SLACK = 0.5
+
+
+@pytest.fixture
+def lost() -> Losses:
+    return Losses()
+
+
+@pytest.fixture
+def flaky(make_client: MakeClient, proxy: Proxy) -> LockClient:
+    """A client whose network the test commands."""
+    return make_client(proxy, lease=LEASE, sdk={"read_timeout": 0.3})
+
+
+def _heartbeats(key: str) -> Callable[[Seen], bool]:
+    return lambda seen: seen.what == "heartbeat" and seen.key == key
+
+
+def test_a_block_longer_than_its_lease_keeps_the_lock(
+    make_client: MakeClient, client: LockClient, key: str, lost: Losses
+) -> None:
+    with make_client(lease=0.6).lock(key, on_lost=lost) as lease:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert client.try_acquire(key) is None
+            lease.check()
+
+    lost.none()
+
+
+def test_a_lease_in_a_black_hole_does_not_delay_another(
+    flaky: LockClient, proxy: Proxy, key: str, lost: Losses
+) -> None:
+    hole, other = f"{key}/hole", f"{key}/other"
+    with flaky.lock(other) as alive, proxy.hanging(_heartbeats(hole)):
+        leases = [flaky.acquire(hole, capacity=9) for _ in range(3)]
+        beats = [flaky.keep_alive(lease, on_lost=lost) for lease in leases]
+        for _ in leases:
+            lost.one()
+        for each in beats:
+            each.stop()
+        alive.check()
+
+    sent = [seen.at for seen in proxy.seen if seen.key == other and seen.what == "heartbeat"]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(sent)]
+    assert len(sent) >= 3
+    assert max(pauses) < LEASE / 2, "beaten every sixth of the lease, whatever happened to the others"
+
+
+def test_the_holder_is_told_once_and_not_after_its_deadline(
+    flaky: LockClient, proxy: Proxy, key: str
+) -> None:
+    """Whatever is wrong with the network. Three leases at once, each with a trouble of its own."""
+    dead, down, busy = f"{key}/answers nothing", f"{key}/is down", f"{key}/is throttled"
+    leases = {name: flaky.acquire(name) for name in (dead, down, busy)}
+    acquired = time.monotonic()
+    losses = {name: Losses() for name in leases}
+    with ExitStack() as stack:
+        troubles = [
+            stack.enter_context(proxy.hanging(_heartbeats(dead))),
+            stack.enter_context(proxy.breaking(_heartbeats(down))),
+            stack.enter_context(proxy.answering(_heartbeats(busy), 400, "ThrottlingException", "slow down")),
+        ]
+        for name, lease in leases.items():
+            stack.enter_context(flaky.keep_alive(lease, on_lost=losses[name]))
+
+        for name, lease in leases.items():
+            at, told, error = losses[name].one()
+            assert at - acquired == pytest.approx(DEADLINE, abs=SLACK)
+            assert told == lease
+            assert "no heartbeat has succeeded in time" in str(error)
+            assert lease.remaining() == 0
+        assert min(trouble.hits for trouble in troubles) >= 2, "they were tried again"
+        time.sleep(LEASE / 3)
+
+    for each in losses.values():
+        each.none()
+
+
+def test_heartbeats_resume_when_the_network_recovers_before_the_deadline(
+    flaky: LockClient, client: LockClient, proxy: Proxy, key: str, lost: Losses
+) -> None:
+    """peers.md, 4: after one bad spell they never did."""
+    with flaky.lock(key, on_lost=lost) as lease:
+        with proxy.breaking() as down:
+            while lease.remaining() > DEADLINE / 2:
+                time.sleep(0.01)
+        assert down.hits >= 2
+        failed = len(proxy.seen)
+        while len(proxy.seen) < failed + 3:
+            proxy.wait_for(proxy.whats().count("heartbeat") + 1, "heartbeat")
+        assert lease.remaining() > DEADLINE / 2
+        assert client.try_acquire(key) is None
+
+    lost.none()
+
+
+def test_a_broken_lease_is_noticed_with_the_next_heartbeat(
+    flaky: LockClient, client: LockClient, key: str, lost: Losses
+) -> None:
+    lease = flaky.acquire(key)
+    with flaky.keep_alive(lease, interval=0.2, on_lost=lost):
+        broken = time.monotonic()
+        client.break_lock(key, lease.lease_id)
+        at, _, error = lost.one()
+
+    assert at - broken < 0.2 + SLACK
+    assert "broken" in str(error)
+    with pytest.raises(LockLostError):
+        lease.check()
+    lost.none(within=0.3)
+
+
+def test_nothing_is_told_of_a_lease_that_was_released(flaky: LockClient, key: str, lost: Losses) -> None:
+    with flaky.lock(key, on_lost=lost):
+        pass
+    lease = flaky.acquire(key)
+    beats = flaky.keep_alive(lease, interval=0.1, on_lost=lost)
+    beats.stop()
+    flaky.release(lease)
+
+    lost.none(within=0.4)
+
+
+def test_no_heartbeat_is_sent_after_the_block(flaky: LockClient, proxy: Proxy, key: str) -> None:
+    with flaky.lock(key):
+        proxy.wait_for(1, "heartbeat")
+    sent = len(proxy.seen)
+    time.sleep(LEASE / 3)
+
+    assert len(proxy.seen) == sent
+
+
+def test_heartbeats_that_cannot_be_sent_at_all_lose_the_lease_and_say_so(
+    make_client: MakeClient, key: str, lost: Losses
+) -> None:
+    """The SDK's client is unusable, as when somebody has closed it: that is no error of the network."""
+    client = make_client(lease=30, heartbeat=0.2)
+    lease = client.acquire(key)
+    with client.keep_alive(lease, on_lost=lost):
+        _make_unusable(client)
+        _, _, error = lost.one()
+
+    assert "heartbeats ended with an error" in str(error)
+    assert lease.remaining() == 0
+
+
+def test_a_lease_that_is_lost_is_not_kept_alive_by_renewing_it(
+    flaky: LockClient, proxy: Proxy, key: str, lost: Losses
+) -> None:
+    lease = flaky.acquire(key)
+    with proxy.breaking(), flaky.keep_alive(lease, on_lost=lost):
+        lost.one()
+    sent = len(proxy.seen)
+
+    with pytest.raises(LockLostError):
+        flaky.renew(lease)
+    assert len(proxy.seen) == sent
+
+
+def test_a_renewed_lease_counts_from_now(client: LockClient, key: str) -> None:
+    lease = client.acquire(key, lease=2)
+    while lease.remaining() > 1.6:
+        time.sleep(0.01)
+
+    assert client.renew(lease) == lease
+    assert lease.remaining() > 1.6
+
+
+def test_a_lease_from_another_process_can_be_renewed_and_released(
+    client: LockClient, make_client: MakeClient, key: str
+) -> None:
+    lease = Lease.from_dict(client.acquire(key).as_dict())
+    elsewhere = make_client()
+
+    renewed = elsewhere.renew(lease)
+
+    assert renewed.remaining() > 0
+    assert elsewhere.release(renewed)
+    assert client.try_acquire(key)
+
+
+def _make_unusable(client: LockClient) -> None:
+    def broken(**_: object) -> None:
+        raise RuntimeError("Session is closed")
+
+    inner = client.client if isinstance(client, AsyncClientInThread) else client
+    inner._client.update_item = broken

@@ -1,0 +1,214 @@
+"""What was measured to be wrong in other lock libraries (numbered as in the design's list of peers), tried on ours.
+
+One test or more for each; where a case is tried more thoroughly elsewhere, the test here is its shortest form.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock import (
+    LockClient,
+    LockError,
+    LockLostError,
+    LockTimeoutError,
+    LockUnavailableError,
+)
+from tests.client.clients import TABLE
+from tests.client.conftest import MakeClient
+from tests.client.proxy import Proxy
+
+#: For a client that gives up on an answer soon, and sends everything once.
+HASTY = {"read_timeout": 0.3, "retries": {"mode": "standard", "total_max_attempts": 1}}
+
+
+def _holders(client: LockClient, key: str) -> list[str]:
+    record = client.get(key)
+    return list(record.holders) if record else []
+
+
+@pytest.mark.parametrize("code", ["ThrottlingException", "AccessDeniedException", "InternalServerError"])
+def test_1_a_write_that_failed_is_not_a_lock(
+    make_client: MakeClient, proxy: Proxy, key: str, code: str
+) -> None:
+    client = make_client(proxy)
+    with proxy.answering(lambda _: True, 400, code), pytest.raises(LockError):
+        client.try_acquire(key)
+
+
+def test_2_a_write_that_lands_late_makes_no_second_winner(
+    make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
+) -> None:
+    slow = make_client(proxy, sdk=HASTY)
+    with proxy.delaying("acquire"):
+        with pytest.raises(LockUnavailableError):
+            slow.try_acquire(key)
+        lease = client.acquire(key)
+
+    assert _holders(client, key) == [lease.lease_id]
+    lease.check()
+
+
+def test_2_a_release_that_lands_late_leaves_the_successors_lock_alone(
+    make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
+) -> None:
+    slow = make_client(proxy, sdk=HASTY)
+    first = slow.acquire(key)
+    with proxy.delaying("release"):
+        assert slow.release(first), "sent again, and answered"
+        second = client.acquire(key)
+
+    assert _holders(client, key) == [second.lease_id]
+
+
+@pytest.mark.parametrize("polls", [1, 3, 7])
+def test_3_a_wait_of_any_number_of_polls_sleeps_between_them_and_ends(
+    make_client: MakeClient, client: LockClient, proxy: Proxy, key: str, polls: int
+) -> None:
+    client.acquire(key)
+    begun = time.monotonic()
+    with pytest.raises(LockTimeoutError):
+        make_client(proxy).acquire(key, timeout=polls * 0.1, poll_interval=0.1)
+
+    assert polls * 0.1 <= time.monotonic() - begun < polls * 0.1 + 0.7
+    assert proxy.whats().count("BatchGetItem") <= polls
+
+
+def test_3_a_lease_has_its_whole_length_after_a_long_wait(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    elsewhere.acquire(key, lease=0.6)  # and is never heard of again
+
+    lease = client.acquire(key, timeout=10, poll_interval=0.1, lease=0.6)
+
+    assert lease.remaining() > 0.3
+
+
+def test_3_and_6_the_ttl_is_days_after_the_lease_in_the_right_unit(client: LockClient, key: str) -> None:
+    client.acquire(key)
+    record = client.get(key)
+    assert record
+    assert record.expires_at
+    assert 6.9 < (record.expires_at - time.time()) / 86_400 < 7.1
+
+
+def test_4_an_exception_comes_out_of_a_with_block(client: LockClient, key: str) -> None:
+    with pytest.raises(ZeroDivisionError), client.lock(key):
+        raise ZeroDivisionError
+
+
+def test_4_a_timeout_of_zero_is_zero(client: LockClient, key: str) -> None:
+    client.acquire(key)
+    begun = time.monotonic()
+    with pytest.raises(LockTimeoutError):
+        client.acquire(key, timeout=0)
+    assert time.monotonic() - begun < 1
+
+
+def test_4_one_who_waits_for_his_own_lock_is_told_that_it_is_his(make_client: MakeClient, key: str) -> None:
+    client = make_client(owner="myself")
+    with client.lock(key), pytest.raises(LockTimeoutError, match="Locked by myself"):
+        client.acquire(key, timeout=0.2, poll_interval=0.1)
+
+
+def test_5_a_holder_whose_acquire_was_not_answered_does_not_block_his_successor(
+    make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
+) -> None:
+    for attempts, outcome in ((1, None), (2, "granted")):
+        flaky = make_client(proxy, sdk={"retries": {"mode": "standard", "total_max_attempts": attempts}})
+        with proxy.losing_replies("acquire"):
+            if outcome is None:
+                with pytest.raises(LockUnavailableError):
+                    flaky.try_acquire(key)
+            else:
+                lease = flaky.try_acquire(key)
+                assert lease
+                flaky.release(lease)
+        lease = client.try_acquire(key)
+        assert lease
+        client.release(lease)
+
+
+def test_6_a_lost_lock_does_not_count_as_held(client: LockClient, elsewhere: LockClient, key: str) -> None:
+    lease = client.acquire(key)
+    elsewhere.break_lock(key, lease.lease_id)
+    with pytest.raises(LockLostError):
+        client.renew(lease)
+
+    assert lease.remaining() == 0
+    with pytest.raises(LockLostError):
+        lease.check()
+
+
+def test_6_releasing_a_lock_that_was_never_taken_creates_no_record(
+    client: LockClient, sdk_client: Any, key: str
+) -> None:
+    lease = client.acquire(key)
+    item = {"key": {"S": key}, "entry": {"S": "lock"}}
+    sdk_client.delete_item(TableName=TABLE, Key=item)
+
+    assert client.release(lease) is False
+    assert client.get(key) is None
+
+
+def test_7_a_process_that_looks_once_takes_a_dead_lock_at_once(
+    make_client: MakeClient, elsewhere: LockClient, key: str, sends_dates: bool
+) -> None:
+    elsewhere.acquire(key, lease=0.3)
+    time.sleep(0.3 + 1.2)  # a Date has whole seconds
+
+    lease = make_client(max_clock_skew=0).try_acquire(key)
+
+    assert (lease is not None) == sends_dates, "without dates, nobody can know"
+
+
+def test_8_a_heartbeat_that_lands_after_the_release_does_not_bring_the_lock_back(
+    make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
+) -> None:
+    slow = make_client(proxy, sdk=HASTY)
+    lease = slow.acquire(key)
+    with proxy.delaying("heartbeat"):
+        with pytest.raises(LockUnavailableError):
+            slow.renew(lease)
+        assert slow.release(lease)
+
+    assert _holders(client, key) == []
+    assert client.try_acquire(key)
+
+
+def test_8_two_names_that_read_alike_are_two_locks(client: LockClient, key: str) -> None:
+    assert client.try_acquire(f"{key}/ab/c")
+    assert client.try_acquire(f"{key}/a/bc")
+
+
+def test_9_a_heartbeat_that_hangs_does_not_hold_up_the_others(
+    make_client: MakeClient, proxy: Proxy, key: str
+) -> None:
+    client = make_client(proxy, lease=1.2)
+    hole, other = f"{key}/hole", f"{key}/other"
+    with (
+        proxy.hanging(lambda seen: seen.what == "heartbeat" and seen.key == hole),
+        client.lock(other) as beating,
+    ):
+        hanging = client.acquire(hole)
+        with client.keep_alive(hanging):
+            while hanging.remaining() > 0:
+                time.sleep(0.01)
+        beating.check()
+
+
+def test_10_a_release_frees_nobody_elses_lock(client: LockClient, elsewhere: LockClient, key: str) -> None:
+    late = client.acquire(key, lease=0.3)
+    successor = elsewhere.acquire(key, timeout=10, poll_interval=0.1)
+    before = elsewhere.get(key)
+
+    assert client.release(late) is False
+
+    after = elsewhere.get(key)
+    assert before
+    assert after
+    assert after.holders == before.holders
+    successor.check()

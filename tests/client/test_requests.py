@@ -1,0 +1,185 @@
+"""How many requests go over the wire (rules R2 and R11), counted by a proxy, which would see the SDK's retries too."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import pytest
+
+from airflow_dynamo_lock import Lease, LockClient
+from tests.client.clients import async_lock_client
+from tests.client.conftest import MakeClient
+from tests.client.proxy import Proxy
+
+
+@pytest.fixture
+def counted(make_client: MakeClient, proxy: Proxy) -> LockClient:
+    """A fresh client whose requests are counted."""
+    return make_client(proxy)
+
+
+def test_a_fresh_client_takes_a_key_never_seen_before_with_one_request(
+    counted: LockClient, proxy: Proxy, key: str
+) -> None:
+    assert counted.try_acquire(key)
+    assert proxy.whats() == ["acquire"]
+
+
+def test_a_fresh_client_takes_a_free_lock_with_one_request(
+    counted: LockClient, client: LockClient, proxy: Proxy, key: str
+) -> None:
+    with client.lock(key):
+        pass
+
+    assert counted.try_acquire(key)
+    assert proxy.whats() == ["acquire"]
+
+
+def test_taking_and_giving_back_are_two_requests(counted: LockClient, proxy: Proxy, key: str) -> None:
+    lease = counted.acquire(key)
+    assert counted.release(lease)
+
+    assert proxy.whats() == ["acquire", "release"]
+
+
+def test_a_short_with_block_is_two_requests(counted: LockClient, proxy: Proxy, key: str) -> None:
+    with counted.lock(key):
+        pass
+
+    assert proxy.whats() == ["acquire", "release"]
+
+
+def test_a_heartbeat_is_one_request(counted: LockClient, proxy: Proxy, key: str) -> None:
+    lease = counted.acquire(key)
+    for _ in range(3):
+        counted.renew(lease)
+
+    assert proxy.whats() == ["acquire"] + ["heartbeat"] * 3
+
+
+def test_entering_and_leaving_are_one_request_each(counted: LockClient, proxy: Proxy, key: str) -> None:
+    lease = counted.acquire(key)
+    counted.enter(lease, "pid-1")
+    counted.leave(lease, "pid-1")
+
+    assert proxy.whats() == ["acquire", "enter", "leave"]
+
+
+def test_a_refused_acquire_is_one_request_where_the_engine_shows_the_item(
+    counted: LockClient, client: LockClient, proxy: Proxy, key: str, shows_refused: bool
+) -> None:
+    client.acquire(key)
+
+    assert counted.try_acquire(key) is None
+    assert proxy.whats() == (["acquire"] if shows_refused else ["acquire", "GetItem"])
+
+
+def test_a_free_slot_of_a_lock_that_others_hold_is_taken_with_two_requests(
+    counted: LockClient, client: LockClient, proxy: Proxy, key: str, shows_refused: bool
+) -> None:
+    """The refusal says that there is room, the second write takes it."""
+    client.acquire(key, capacity=2)
+
+    assert counted.try_acquire(key, capacity=2)
+    assert proxy.whats().count("acquire") == 2
+    assert len(proxy.seen) == (2 if shows_refused else 3)
+
+
+def test_a_host_clock_that_is_hours_off_costs_one_more_request_once(
+    counted: LockClient, proxy: Proxy, key: str, sends_dates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: right() - 3 * 3600 * 10**9)
+
+    for _ in range(3):
+        with counted.lock(key):
+            pass
+
+    assert proxy.whats().count("acquire") == (4 if sends_dates else 3)
+
+
+POLL = 0.5
+
+
+async def test_a_thousand_coroutines_waiting_on_fifty_locks_are_one_read_per_poll(
+    proxy: Proxy, key: str
+) -> None:
+    slow = {"read_timeout": 30}  # a thousand tries at once are not answered within the usual two seconds
+    async with (
+        async_lock_client(proxy.endpoint_url) as holder,
+        async_lock_client(proxy.endpoint_url, sdk=slow) as waiters,
+    ):
+        held = {name: await holder.acquire(name) for name in (f"{key}-{number}" for number in range(50))}
+        tasks = [
+            asyncio.create_task(waiters.acquire(name, poll_interval=POLL)) for name in held for _ in range(20)
+        ]
+        try:
+            await asyncio.to_thread(proxy.wait_for, 1, "BatchGetItem", within=60)
+            await _until_all_wait(proxy, len(held) + len(tasks))
+
+            begun, first = time.monotonic(), len(proxy.seen)
+            await asyncio.to_thread(proxy.wait_for, proxy.whats().count("BatchGetItem") + 6, "BatchGetItem")
+            polls = proxy.seen[first:]
+            assert {request.what for request in polls} == {"BatchGetItem"}, (
+                "nobody is woken while all are held"
+            )
+            assert len(polls) <= (time.monotonic() - begun) / POLL + 1
+
+            # One lock comes free, unknown to the waiters' client: exactly one waiter is woken, and writes.
+            first = len(proxy.seen)
+            assert await holder.release(held[f"{key}-17"])
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+            (granted,) = done
+            assert granted.result().key == f"{key}-17"
+            writes = [request for request in proxy.seen[first:] if request.what != "BatchGetItem"]
+            assert [(write.what, write.key) for write in writes if write.what != "GetItem"] == [
+                ("release", f"{key}-17"),
+                ("acquire", f"{key}-17"),
+            ]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_all_wait(proxy: Proxy, tries: int) -> None:
+    """Each waiter has tried once, and there was a poll after the last of them."""
+    await asyncio.to_thread(proxy.wait_for, tries, "acquire", within=60)
+    await asyncio.to_thread(proxy.wait_for, proxy.whats().count("BatchGetItem") + 1, "BatchGetItem")
+
+
+def test_threads_that_wait_in_one_process_share_the_poller_too(
+    make_client: MakeClient, proxy: Proxy, key: str
+) -> None:
+    poll_interval = 0.2
+    holder, waiters = make_client(), make_client(proxy)
+    held = [holder.acquire(f"{key}-{number}") for number in range(5)]
+    granted: SimpleQueue[Lease] = SimpleQueue()
+
+    def wait(name: str) -> None:
+        granted.put(waiters.acquire(name, poll_interval=poll_interval))
+
+    with ThreadPoolExecutor(30) as threads:
+        for lease in held * 6:
+            threads.submit(wait, lease.key)
+        proxy.wait_for(30, "acquire")
+        proxy.wait_for(proxy.whats().count("BatchGetItem") + 1, "BatchGetItem")
+
+        begun, first = time.monotonic(), len(proxy.seen)
+        proxy.wait_for(proxy.whats().count("BatchGetItem") + 4, "BatchGetItem")
+        polls = proxy.seen[first:]
+        assert {request.what for request in polls} == {"BatchGetItem"}
+        assert len(polls) <= (time.monotonic() - begun) / poll_interval + 1
+
+        # Everybody gets a turn.
+        for lease in held:
+            holder.release(lease)
+        turns: list[Lease] = []
+        while len(turns) < 30:
+            turns.append(granted.get(timeout=20))
+            waiters.release(turns[-1])
+
+    assert len({lease.lease_id for lease in turns}) == 30

@@ -1,0 +1,245 @@
+"""Waiting for a lock: until it is free, until the time is up, until nothing is seen; and for a lease's end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from airflow_dynamo_lock import (
+    AsyncLockClient,
+    Lease,
+    LockAccessError,
+    LockClient,
+    LockRecord,
+    LockTimeoutError,
+    LockUnavailableError,
+)
+from airflow_dynamo_lock.protocol import operations
+from tests.client.clients import async_lock_client, core_of
+from tests.client.conftest import MakeClient
+from tests.client.proxy import Proxy
+from tests.engines import Engine, MotoServer
+
+# What the engine is does not matter here: it is the clients' own waiting that is tried. `test_contract` has both.
+pytestmark = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])
+
+SLACK = 0.7
+
+
+# -- until it is free -----------------------------------------------------------------------------------------------
+
+
+def test_waiters_of_one_process_get_the_lock_in_the_order_in_which_they_came(
+    client: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    held = client.acquire(key)
+    order: list[int] = []
+    waiters = []
+    for number in range(5):
+        waiting, _ = _acquire(threads, client, key, poll_interval=0.2)
+        waiting.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]
+        _wait_until(lambda so_many=number + 1: _queue(client, key) == so_many)  # type: ignore[misc]
+        waiters.append(waiting)
+    client.release(held)
+    for waiting in waiters:
+        client.release(waiting.result(10))
+
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_an_impatient_waiter_does_not_wait_for_the_poll_of_a_patient_one(
+    client: LockClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    for name in (key, f"{key}/other"):
+        elsewhere.acquire(name)
+    patient, _ = _acquire(threads, client, f"{key}/other", poll_interval=600, timeout=1)
+    _wait_until(lambda: _queue(client, f"{key}/other") == 1)
+    time.sleep(0.1)  # the poller has fallen asleep
+    impatient, _ = _acquire(threads, client, key, poll_interval=0.2)
+    _wait_until(lambda: _queue(client, key) == 1)
+    record = elsewhere.get(key)
+    assert record
+    elsewhere.break_lock(key, *record.holders)
+
+    assert impatient.result(0.9)
+    with pytest.raises(LockTimeoutError):
+        patient.result(20)
+
+
+def test_a_waiter_is_told_who_holds_the_lock(client: LockClient, elsewhere: LockClient, key: str) -> None:
+    elsewhere.acquire(key)
+    told: list[LockRecord] = []
+
+    with pytest.raises(LockTimeoutError):
+        client.acquire(key, timeout=0.5, poll_interval=0.1, on_busy=told.append)
+
+    assert {holder.owner for record in told for holder in record.holders.values()} == {"elsewhere"}
+
+
+# -- until the time is up -------------------------------------------------------------------------------------------
+
+
+def test_waiting_past_the_timeout_is_an_error_that_names_the_holder(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    timeout = 0.5
+    elsewhere.acquire(key)
+    begun = time.monotonic()
+
+    with pytest.raises(
+        LockTimeoutError, match=f"not free within {timeout:g} s. Locked by elsewhere since"
+    ) as late:
+        client.acquire(key, timeout=timeout, poll_interval=0.2)
+
+    assert timeout <= time.monotonic() - begun < timeout + SLACK
+    assert late.value.record
+    assert isinstance(late.value, TimeoutError)
+
+
+def test_a_timeout_of_zero_tries_once_and_does_not_wait(
+    make_client: MakeClient, elsewhere: LockClient, proxy: Proxy, key: str
+) -> None:
+    """peers.md, 4: it was taken for the default."""
+    impatient = make_client(proxy)
+    held = elsewhere.acquire(key)
+    with pytest.raises(LockTimeoutError):
+        impatient.acquire(key, timeout=0)
+    assert proxy.whats().count("acquire") == 1
+
+    elsewhere.release(held)
+    assert impatient.acquire(key, timeout=0)
+
+
+# -- until nothing can be seen --------------------------------------------------------------------------------------
+
+
+def test_waiting_goes_on_while_dynamodb_throttles_and_ends_in_a_grant(
+    make_client: MakeClient, elsewhere: LockClient, proxy: Proxy, threads: ThreadPoolExecutor, key: str
+) -> None:
+    held = elsewhere.acquire(key)
+    waiting, _ = _acquire(threads, make_client(proxy), key, poll_interval=0.1)
+    proxy.wait_for(1, "BatchGetItem")
+    with proxy.answering(lambda _: True, 400, "ThrottlingException") as throttled:
+        elsewhere.release(held)
+        proxy.wait_for(proxy.whats().count("BatchGetItem") + 4, "BatchGetItem")
+        assert not waiting.done()
+    assert throttled.hits >= 4
+
+    assert waiting.result(10)
+
+
+def test_whatever_the_poller_cannot_go_on_after_is_told_to_all_who_wait(
+    make_client: MakeClient, elsewhere: LockClient, proxy: Proxy, threads: ThreadPoolExecutor, key: str
+) -> None:
+    client = make_client(proxy)
+    waiters = []
+    for name in (f"{key}/1", f"{key}/2"):
+        elsewhere.acquire(name)
+        for _ in range(2):
+            waiters.append(_acquire(threads, client, name, poll_interval=0.1)[0])
+    proxy.wait_for(4, "acquire")
+    with proxy.answering(
+        lambda seen: seen.what == "BatchGetItem", 400, "AccessDeniedException", "not for you"
+    ):
+        for waiting in waiters:
+            with pytest.raises(LockAccessError, match="BatchGetItem"):
+                waiting.result(10)
+
+
+def test_a_wait_without_any_network_says_so_when_its_time_is_up(
+    make_client: MakeClient, proxy: Proxy, key: str
+) -> None:
+    begun = time.monotonic()
+    with proxy.breaking(), pytest.raises(LockUnavailableError):
+        make_client(proxy).acquire(key, timeout=0.5, poll_interval=0.1)
+    assert time.monotonic() - begun < 0.5 + SLACK
+
+
+def test_a_black_hole_is_not_waited_for_much_longer_than_the_timeout(
+    make_client: MakeClient, proxy: Proxy, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr(operations, "_UNDO_WITHIN", 0.4)
+    client = make_client(proxy, sdk={"read_timeout": 60})
+    begun = time.monotonic()
+    with proxy.hanging(lambda _: True), pytest.raises(LockUnavailableError):
+        client.acquire(key, timeout=0.5)
+    assert time.monotonic() - begun < 0.5 + 0.4 + SLACK, "until its time is up, and then to undo"
+
+
+# -- until a lease is gone ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def keeper(proxy: Proxy) -> AsyncIterator[AsyncLockClient]:
+    """An asynchronous client, which alone can watch over leases."""
+    async with async_lock_client(proxy.endpoint_url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("end", ["release", "abandon", "break"])
+async def test_a_keeper_learns_of_the_end_of_its_lease_from_another_process(
+    keeper: AsyncLockClient, engine: Engine, key: str, end: str, elsewhere_async: AsyncLockClient
+) -> None:
+    lease = await elsewhere_async.acquire(key)
+    keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=0.1))
+    await asyncio.sleep(0.4)
+    assert not keeping.done()
+
+    if end == "abandon":
+        await elsewhere_async.enter(lease, "pid-1")
+    if end == "break":
+        await elsewhere_async.break_lock(key, lease.lease_id)
+    else:
+        await elsewhere_async.give_back(lease)
+
+    record = await asyncio.wait_for(keeping, 5)
+    assert record
+    assert [holder.ending for holder in record.holders.values()] == ([True] if end == "abandon" else [])
+
+
+@pytest.fixture
+async def elsewhere_async(engine: Engine) -> AsyncIterator[AsyncLockClient]:
+    async with async_lock_client(engine.endpoint_url) as client:
+        yield client
+
+
+async def test_many_leases_are_watched_over_with_one_read_per_poll(
+    keeper: AsyncLockClient, proxy: Proxy, key: str
+) -> None:
+    leases = [await keeper.acquire(f"{key}-{number}") for number in range(20)]
+    keeping = [asyncio.create_task(keeper.until_gone(lease, poll_interval=0.2)) for lease in leases]
+    await asyncio.to_thread(proxy.wait_for, 4, "BatchGetItem")
+    assert proxy.whats()[20:] == ["BatchGetItem"] * 4
+
+    begun = time.monotonic()
+    for lease in leases:
+        await keeper.release(lease)
+    await asyncio.wait_for(asyncio.gather(*keeping), 5)
+    assert time.monotonic() - begun < 1 + SLACK
+
+
+def _queue(client: LockClient, key: str) -> int:
+    """How many wait for that lock in the client's process."""
+    return len(core_of(client).watch.tickets.get(key, []))
+
+
+def _wait_until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def _acquire(
+    threads: ThreadPoolExecutor, client: LockClient, key: str, **options: object
+) -> tuple[Future[Lease], threading.Event]:
+    """An acquire in a thread, and the moment at which it was refused first."""
+    refused = threading.Event()
+    acquire: Callable[..., Lease] = client.acquire
+    return threads.submit(acquire, key, on_busy=lambda _: refused.set(), **options), refused

@@ -1,0 +1,236 @@
+"""What the SDK's answers and exceptions mean (rule R6): nothing unknown is a success, each error says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from botocore import exceptions as aws
+
+from airflow_dynamo_lock import (
+    LockAccessError,
+    LockError,
+    LockRecordError,
+    LockTableError,
+    LockUnavailableError,
+    LockValueError,
+    sdk_config,
+)
+from airflow_dynamo_lock.client import wire
+from airflow_dynamo_lock.protocol.effects import Request
+from airflow_dynamo_lock.protocol.table import TableExistsError, TableMissingError
+
+UPDATE = Request(
+    "UpdateItem", {"TableName": "locks", "Key": {"key": {"S": "orders"}, "entry": {"S": "lock"}}}
+)
+BATCH = Request("BatchGetItem", {"RequestItems": {"locks": {"Keys": []}}})
+URL = "http://127.0.0.1:1"
+
+
+def _refusal(
+    code: str, message: str = "", *, status: int = 400, attempts: int = 0, **more: Any
+) -> aws.ClientError:
+    metadata = {"HTTPStatusCode": status, "RetryAttempts": attempts, "HTTPHeaders": {}}
+    return aws.ClientError(
+        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": metadata, **more},  # type: ignore[typeddict-item]
+        "UpdateItem",
+    )
+
+
+def _error(failure: Exception, request: Request = UPDATE) -> LockError:
+    with pytest.raises(LockError) as raised:
+        wire.answer_to(failure, request, 0.0)
+    return raised.value
+
+
+def test_a_failed_condition_is_an_answer_and_shows_the_item() -> None:
+    item = {"key": {"S": "orders"}}
+    reply = wire.answer_to(_refusal("ConditionalCheckFailedException", attempts=1, Item=item), UPDATE, 5.0)
+
+    assert reply.refused
+    assert reply.retried
+    assert reply.output["Item"] == item
+    assert reply.sent_at == 5.0
+
+
+@pytest.mark.parametrize(
+    ("code", "maybe_applied"),
+    [
+        ("ProvisionedThroughputExceededException", False),
+        ("ThrottlingException", False),
+        ("RequestLimitExceeded", False),
+        ("TransactionConflictException", False),
+        ("InternalServerError", True),
+        ("ServiceUnavailable", True),
+        ("AnErrorNobodyKnows", True),
+    ],
+)
+def test_what_dynamodb_did_not_serve_is_unavailable(code: str, maybe_applied: bool) -> None:
+    status = 500 if maybe_applied else 400
+    error = _error(_refusal(code, "slow down", status=status))
+
+    assert type(error) is LockUnavailableError
+    assert error.maybe_applied is maybe_applied
+    assert "'locks'" in str(error)
+    assert "slow down" in str(error)
+
+
+def test_an_attempt_before_the_throttled_one_may_have_been_applied() -> None:
+    error = _error(_refusal("ThrottlingException", attempts=1))
+
+    assert isinstance(error, LockUnavailableError)
+    assert error.maybe_applied
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "AccessDeniedException",
+        "UnrecognizedClientException",
+        "ExpiredTokenException",
+        "InvalidSignatureException",
+    ],
+)
+def test_no_permission_is_an_error_that_names_the_action_and_the_table(code: str) -> None:
+    error = _error(_refusal(code, "User: bob is not authorized"))
+
+    assert type(error) is LockAccessError
+    for part in ("UpdateItem", "'locks'", "bob is not authorized", "IAM policy"):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        aws.NoCredentialsError(),
+        aws.PartialCredentialsError(provider="env", cred_var="secret"),
+        aws.CredentialRetrievalError(provider="custom-process", error_msg="exit 1"),
+        aws.TokenRetrievalError(provider="sso", error_msg="expired"),
+        aws.UnauthorizedSSOTokenError(),
+        aws.NoRegionError(),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_no_credentials_or_no_region_is_no_access(failure: Exception) -> None:
+    assert type(_error(failure)) is LockAccessError
+
+
+def test_a_missing_table_says_how_to_make_it() -> None:
+    error = _error(_refusal("ResourceNotFoundException", "Requested resource not found"))
+
+    assert type(error) is TableMissingError
+    assert isinstance(error, LockTableError)
+    assert "'locks' does not exist" in str(error)
+    assert "create_table()" in str(error)
+
+
+def test_a_table_that_exists_already() -> None:
+    assert type(_error(_refusal("ResourceInUseException"))) is TableExistsError
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "The provided key element does not match the schema",
+        "One of the required keys was not given a value: Missing the key entry in the item",
+    ],
+)
+@pytest.mark.parametrize("request_", [UPDATE, BATCH], ids=["UpdateItem", "BatchGetItem"])
+def test_a_table_with_other_keys_is_no_lock_table(message: str, request_: Request) -> None:
+    error = _error(_refusal("ValidationException", message), request_)
+
+    assert type(error) is LockTableError
+    assert "check_table()" in str(error)
+
+
+def test_an_update_that_does_not_fit_the_item_points_to_a_damaged_record() -> None:
+    error = _error(
+        _refusal("ValidationException", "An operand in the update expression has an incorrect data type")
+    )
+
+    assert type(error) is LockRecordError
+    assert "'orders'" in str(error)
+    assert "incorrect data type" in str(error)
+
+
+def test_data_that_is_too_large_is_not_taken_for_a_damaged_record() -> None:
+    error = _error(
+        _refusal("ValidationException", "Item size to update has exceeded the maximum allowed size")
+    )
+
+    assert type(error) is LockValueError
+    assert "400 KB" in str(error)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        aws.EndpointConnectionError(endpoint_url=URL),
+        aws.ConnectTimeoutError(endpoint_url=URL),
+        aws.ReadTimeoutError(endpoint_url=URL),
+        aws.ConnectionClosedError(endpoint_url=URL),
+        aws.SSLError(endpoint_url=URL, error=OSError("x")),
+        aws.HTTPClientError(error="x"),
+        aws.ProxyConnectionError(proxy_url=URL),
+        aws.ResponseStreamingError(error="x"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_a_broken_network_leaves_open_whether_the_write_was_applied(failure: Exception) -> None:
+    """Even where the last attempt did not connect: the SDK does not tell whether one before it got through."""
+    error = _error(failure)
+
+    assert type(error) is LockUnavailableError
+    assert error.maybe_applied
+
+
+def test_what_the_sdk_cannot_send_is_an_error() -> None:
+    assert type(_error(aws.ParamValidationError(report="bad"))) is LockError
+
+
+def test_what_nobody_knows_passes_through_unchanged() -> None:
+    failure = RuntimeError("Session is closed")
+
+    with pytest.raises(RuntimeError) as raised:
+        wire.answer_to(failure, UPDATE, 0.0)
+    assert raised.value is failure
+
+
+def test_an_unknown_refusal_is_an_error() -> None:
+    assert type(_error(_refusal("SomethingNewException", "no"))) is LockError
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("date", "server_ms"),
+    [
+        ("Thu, 01 Jan 2026 00:00:01 GMT", 1_767_225_601_000),
+        (None, None),
+        ("", None),
+        ("yesterday", None),
+        ("1767225601", None),
+    ],
+)
+def test_the_date_header_is_the_servers_time(date: str | None, server_ms: int | None) -> None:
+    headers = {} if date is None else {"date": date}
+    reply = wire.reply({"ResponseMetadata": {"HTTPHeaders": headers, "RetryAttempts": 0}}, 1.0)
+
+    assert (reply.server_ms, reply.retried, reply.refused) == (server_ms, False, False)
+
+
+def test_the_clock_goes_on_and_is_nobodys_to_set() -> None:
+    before = wire.monotonic()
+    assert wire.monotonic() >= before
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_the_recommended_settings_notice_a_dead_network_within_seconds_and_can_be_overridden() -> None:
+    config: Any = sdk_config(read_timeout=7, region_name="eu-north-1")
+
+    assert (config.connect_timeout, config.read_timeout, config.tcp_keepalive) == (1, 7, True)
+    assert config.retries == {"mode": "standard", "total_max_attempts": 2}
+    assert config.region_name == "eu-north-1"

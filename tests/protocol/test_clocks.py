@@ -1,0 +1,248 @@
+"""Times in the record: whose clock they come from, what a wrong one does (nothing), tokens and expiry (rule R10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from airflow_dynamo_lock.protocol.effects import Reply, ServerClock
+from airflow_dynamo_lock.protocol.model import Busy, Granted, Lost
+from airflow_dynamo_lock.protocol.native import RETENTION_MS
+from tests.simulation import BEGIN_MS, HOURS, KEY, LOST_THEN_RETRIED, Host, World
+
+DAYS = 24 * HOURS
+
+
+def test_the_servers_time_is_the_last_date_and_the_time_since() -> None:
+    clock = ServerClock()
+    assert clock.at(100.0) is None
+    clock.note(Reply({}, sent_at=100.0, received_at=100.0, server_ms=BEGIN_MS))
+
+    assert clock.at(100.0) == BEGIN_MS
+    assert clock.at(107.5) == BEGIN_MS + 7_500
+
+
+def test_an_answer_without_a_date_leaves_the_estimate_as_it_was() -> None:
+    clock = ServerClock()
+    clock.note(Reply({}, 100.0, 100.0, server_ms=BEGIN_MS))
+    clock.note(Reply({}, 200.0, 200.0, server_ms=None))
+
+    assert clock.at(200.0) == BEGIN_MS + 100_000
+
+
+def test_a_slow_answer_does_not_put_the_estimate_behind() -> None:
+    """An early stamp makes a live holder look dead. However slow the answer, it is early by one second only."""
+    clock = ServerClock()
+    # Sent at 100, dated by the server at once or at the very end, received five seconds later.
+    for dated_after in (0.0, 5.0):
+        true_ms = BEGIN_MS + round(dated_after * 1000)
+        clock.note(Reply({}, sent_at=100.0, received_at=105.0, server_ms=true_ms // 1000 * 1000))
+        at_receipt = clock.at(105.0)
+        assert at_receipt is not None
+        assert at_receipt > BEGIN_MS + 5_000 - 1_000
+
+
+@pytest.mark.parametrize("wrong_by", [-3 * HOURS, -5.0, 5.0, 3 * HOURS])
+def test_a_wrong_host_clock_is_put_right_before_anybody_hears_of_the_grant(
+    world: World, wrong_by: float
+) -> None:
+    granted = Host(world, "a", wall_clock_off=wrong_by).take()
+
+    assert isinstance(granted, Granted)
+    assert world.actions() == ["UpdateItem", "UpdateItem"]
+    record = world.record()
+    assert granted.token == record.token
+    assert record.token == pytest.approx(world.server_ms, abs=1_500)
+    assert record.holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
+    assert (
+        granted.acquired_at_ms
+        == record.holders["a"].acquired_at_ms
+        == pytest.approx(world.server_ms, abs=1_500)
+    )
+    assert record.expires_at == pytest.approx((world.server_ms + 30_000 + RETENTION_MS) / 1000, abs=2)
+
+
+@pytest.mark.parametrize("wrong_by", [-0.9, -0.1, 0.0, 0.1, 0.9])
+def test_a_host_clock_that_is_about_right_costs_no_second_write(world: World, wrong_by: float) -> None:
+    Host(world, "a", wall_clock_off=wrong_by).take()
+
+    assert world.actions() == ["UpdateItem"]
+
+
+def test_a_wrong_host_clock_does_not_correct_the_token_of_a_lock_that_has_one(world: World) -> None:
+    first = Host(world, "a").take()
+    Host(world, "a").release()
+
+    second = Host(world, "b", wall_clock_off=-3 * HOURS).take()
+
+    assert second.token == world.record().token == first.token + 1
+
+
+def test_a_token_seeded_by_a_wrong_clock_is_put_right_after_a_lost_reply_too(world: World) -> None:
+    world.fates.append(LOST_THEN_RETRIED)
+
+    granted = Host(world, "a", wall_clock_off=-30 * DAYS).take()
+
+    assert granted.token == world.record().token == pytest.approx(world.server_ms, abs=1_500)
+
+
+def test_somebody_who_takes_a_wrongly_stamped_holder_for_dead_takes_nothing_away(world: World) -> None:
+    """Between the write of a host whose clock is hours behind and its correction, its record looks like a corpse's."""
+    slow = Host(world, "a", wall_clock_off=-3 * HOURS)
+    about_to_correct = slow.start(slow.operations.try_acquire(slow.claim(), undo=True)).step()
+
+    assert isinstance(Host(world, "b").take(), Granted)
+
+    assert isinstance(about_to_correct.finish(), Busy), "it was never told that it held the lock"
+    assert list(world.record().holders) == ["b"]
+
+
+def test_a_correction_that_others_slots_got_in_the_way_of_is_made_all_the_same(world: World) -> None:
+    slow = Host(world, "a", wall_clock_off=-3 * HOURS)
+    about_to_correct = slow.start(slow.operations.try_acquire(slow.claim(capacity=2), undo=True)).step()
+    Host(world, "b", wall_clock_off=-3 * HOURS).take(capacity=2)
+
+    granted = about_to_correct.finish()
+
+    assert isinstance(granted, Granted)
+    assert granted.token == world.record().token, "the last to be granted, with the largest"
+    assert world.record().holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
+    assert world.record().available == 0
+
+
+def test_a_machine_that_was_paused_does_not_write_a_stamp_from_before(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+    host.release()
+    world.now += 3 * HOURS
+    host.booted -= 3 * HOURS  # its clocks stood still
+
+    host.take("later")
+
+    assert world.record().holders["later"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
+
+
+@pytest.mark.parametrize("dates", [True, False])
+def test_host_clocks_hours_apart_change_nothing(make_world: Callable[..., World], dates: bool) -> None:
+    """The same story, told by hosts with right and with wrong clocks, has the same outcomes at the same times."""
+
+    def story(offs: tuple[float, float, float]) -> list[str]:
+        world = make_world(dates=dates)
+        key = f"{KEY}/{offs}"
+        a, b, c = (Host(world, name, wall_clock_off=off) for name, off in zip("abc", offs, strict=True))
+        told = []
+
+        def note(what: object) -> None:
+            told.append(f"{world.now:.0f} {type(what).__name__}")
+
+        def take(host: Host) -> None:
+            note(host.run(host.operations.try_acquire(host.claim(key=key), undo=True)))
+
+        def beat(host: Host) -> None:
+            note(host.run(host.operations.heartbeat(key, host.name, 30_000)))
+
+        take(a)
+        take(b)
+        for _ in range(4):
+            world.now += 20.0
+            beat(a)
+            take(b)
+            take(c)
+        world.now += 29.0
+        take(b)
+        world.now += 13.0
+        take(c)  # a's silence is proven now
+        take(b)
+        beat(a)
+        return told
+
+    told = story((0.0, 0.0, 0.0))
+    assert story((5 * HOURS, -5 * HOURS, 0.0)) == told
+    assert story((-5 * HOURS, 5 * HOURS, -1.5)) == told
+    assert told[-3:] == ["122 Granted", "122 Busy", "122 Lost"]
+
+
+# -- fencing tokens -------------------------------------------------------------------------------------------------
+
+
+def test_tokens_grow_with_every_grant_whoever_gets_it_and_however(world: World) -> None:
+    tokens = []
+    for name in ("a", "b", "c"):
+        host = Host(world, name)
+        tokens.append(host.take(capacity=2).token)
+        tokens.append(host.take(f"{name}2", capacity=2).token)
+        host.release()
+        world.now += 100.0
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_token_is_larger_than_any_before_the_record_was_deleted(world: World) -> None:
+    host = Host(world, "a")
+    for _ in range(20):
+        last = host.take()
+        host.release()
+    world.now += RETENTION_MS / 1000 + 30.0
+    world.delete()
+
+    assert Host(world, "b").take().token > last.token
+
+
+def test_heartbeats_do_not_use_up_tokens(world: World) -> None:
+    host = Host(world, "a")
+    granted = host.take()
+    host.beat()
+    host.enter("pid-1")
+    host.leave("pid-1")
+
+    assert world.record().token == granted.token
+
+
+# -- expiry ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_write_pushes_the_expiry_ahead(world: World) -> None:
+    """peers.md, 6 and 3: a TTL in the wrong unit, and one that falls within the lease."""
+    host = Host(world, "a")
+    writes: list[tuple[str, Callable[[], object]]] = [
+        ("acquire", lambda: host.take(capacity=2)),
+        ("acquire a part", lambda: host.take("b", capacity=2)),
+        ("heartbeat", host.beat),
+        ("enter", lambda: host.enter("pid-1")),
+        ("leave", lambda: host.leave("pid-1")),
+        ("enter again", lambda: host.enter("pid-1")),
+        ("abandon", host.release),
+        ("release", lambda: host.release("b")),
+        ("break", lambda: host.run(host.operations.break_(KEY, "a"))),
+        ("acquire again", lambda: host.take("c", capacity=2)),
+        ("take again", lambda: host.take("c", capacity=2)),
+    ]
+    for what, write in writes:
+        world.now += 60.0
+        assert not isinstance(write(), Busy | Lost), what
+        expires_at = world.record().expires_at
+        assert expires_at is not None
+        ahead = expires_at - world.server_ms / 1000
+        assert RETENTION_MS / 1000 - 2 <= ahead <= RETENTION_MS / 1000 + 32, what
+
+
+def test_reclaiming_pushes_the_expiry_ahead(world: World) -> None:
+    Host(world, "dead").take()
+    world.now += 3 * DAYS
+
+    Host(world, "b").take()
+
+    expires_at = world.record().expires_at
+    assert expires_at is not None
+    assert expires_at - world.server_ms / 1000 >= RETENTION_MS / 1000
+
+
+def test_a_record_kept_alive_for_a_month_never_comes_near_its_expiry(world: World) -> None:
+    host = Host(world, "a")
+    host.take(lease_ms=int(DAYS * 1000))
+    for _ in range(31):
+        world.now += DAYS / 2
+        host.beat(lease_ms=int(DAYS * 1000))
+        expires_at = world.record().expires_at
+        assert expires_at is not None
+        assert expires_at - world.server_ms / 1000 > 7 * DAYS

@@ -1,0 +1,265 @@
+"""Giving back: release, leave, abandon (rule R8) and break. Released means that nobody is inside any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from airflow_dynamo_lock.protocol.errors import LockNotHeldError
+from airflow_dynamo_lock.protocol.model import Abandoned, Broken, Busy, Granted, Lost, Released, Renewed
+from tests.simulation import KEY, LOST_THEN_RETRIED, Host, World
+
+
+@pytest.fixture
+def host(world: World) -> Host:
+    return Host(world, "a")
+
+
+def test_a_release_is_one_write_after_which_the_lock_is_free(world: World, host: Host) -> None:
+    host.take()
+    world.sent.clear()
+
+    assert host.release() == Released()
+
+    assert world.actions() == ["UpdateItem"]
+    assert (world.record().available, world.record().holders) == (1, {})
+
+
+def test_a_release_frees_its_own_slots_only(world: World, host: Host) -> None:
+    host.take(slots=2, capacity=3)
+    host.take("b", capacity=3)
+
+    host.release(slots=2)
+
+    assert world.record().available == 2
+    assert list(world.record().holders) == ["b"]
+
+
+def test_the_record_and_its_token_outlive_the_release(world: World, host: Host) -> None:
+    granted = host.take()
+    host.release()
+
+    assert world.record().token == granted.token
+
+
+def test_a_late_release_leaves_the_successors_lock_alone(world: World, host: Host) -> None:
+    host.take("first")
+    world.now += 100
+    assert isinstance(Host(world, "b").take("second"), Granted)
+    before = world.item()
+
+    lost = host.release("first")
+
+    assert isinstance(lost, Lost)
+    assert lost.record is not None
+    assert list(lost.record.holders) == ["second"]
+    assert world.item() == before
+
+
+def test_releasing_what_was_never_taken_makes_no_record(world: World, host: Host) -> None:
+    assert host.release() == Lost(None)
+    assert world.item() is None
+
+
+def test_releasing_twice_frees_once(world: World, host: Host) -> None:
+    host.take(capacity=2)
+    assert host.release() == Released()
+    assert isinstance(host.release(), Lost)
+    assert world.record().available == 2
+
+
+def test_a_release_while_processes_are_inside_abandons_instead(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+    version = world.record().holders["a"].version
+
+    outcome = host.release(grace_ms=7_000)
+
+    assert isinstance(outcome, Abandoned)
+    holder = world.record().holders["a"]
+    assert (holder.ending, holder.lease_ms) == (True, 7_000)
+    assert holder.version != version, "observers count the grace from now"
+    assert world.record().available == 0
+
+
+def test_a_lease_is_abandoned_only_once(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+    host.release(grace_ms=7_000)
+    before = world.item()
+    world.now += 5
+
+    outcome = host.release(grace_ms=7_000)
+
+    assert isinstance(outcome, Abandoned)
+    assert world.item() == before, "a second one would start the grace afresh"
+
+
+def test_the_last_one_to_leave_an_abandoned_lease_releases_it(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+    host.enter("pid-2")
+    host.release()
+
+    assert isinstance(host.leave("pid-1"), Renewed)
+    assert "a" in world.record().holders
+    assert host.leave("pid-2") == Released()
+    assert (world.record().available, world.record().holders) == (1, {})
+
+
+def test_the_last_one_to_leave_a_lease_that_is_not_ending_leaves_it_held(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+
+    assert isinstance(host.leave("pid-1"), Renewed)
+    assert world.record().available == 0
+
+
+def test_leaving_changes_nothing_for_those_who_watch_the_holder(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+    version = world.record().holders["a"].version
+
+    host.leave("pid-1")
+
+    assert world.record().holders["a"].version == version, "one who leaves is no sign of life of the others"
+
+
+def test_leaving_a_lease_that_is_gone_says_so_and_changes_nothing(world: World, host: Host) -> None:
+    host.take("other")
+    before = world.item()
+
+    assert isinstance(host.leave("pid-1", "mine"), Lost)
+    assert world.item() == before
+
+
+def test_a_lock_is_free_at_once_when_the_last_one_leaves_between_refused_release_and_abandon(
+    world: World, host: Host
+) -> None:
+    host.take()
+    host.enter("pid-1")
+    refused = host.start(host.operations.release(KEY, "a", 1, 15_000)).step()
+    host.leave("pid-1")  # sees no ending flag, and so does not release
+
+    assert refused.finish() == Released()
+    assert world.record().holders == {}
+
+
+def test_a_lease_released_by_the_last_one_to_leave_before_the_abandon_counts_as_gone(
+    world: World, host: Host
+) -> None:
+    host.take()
+    host.enter("pid-1")
+    refused = host.start(host.operations.release(KEY, "a", 1, 15_000)).step()
+    host.release()
+    host.leave("pid-1")
+
+    assert isinstance(refused.finish(), Lost)
+
+
+def test_after_a_process_is_killed_inside_the_lock_is_free_a_grace_after_its_last_beat(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(dates=False)
+    host, waiter = Host(world, "a"), Host(world, "b")
+    host.take()
+    host.enter("pid-1")  # its first and last beat
+    host.release(grace_ms=15_000)
+
+    granted = waiter.run(_acquire(waiter, poll_interval=1.0))
+
+    assert granted.reclaimed[0].lease_id == "a"
+    assert 15.0 <= world.now <= 17.0
+
+
+def test_while_a_process_inside_an_ending_lease_beats_nobody_gets_the_lock(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(dates=False)
+    host, waiter = Host(world, "a"), Host(world, "b")
+    host.take()
+    host.enter("pid-1")
+    host.release(grace_ms=15_000)
+
+    for _ in range(20):
+        world.now += 5
+        host.beat(lease_ms=15_000)
+        assert isinstance(waiter.take(), Busy)
+    host.leave("pid-1")
+
+    assert isinstance(waiter.take(), Granted)
+
+
+def test_an_attempt_whose_own_lease_is_ending_waits_like_everybody_else(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+    host.release()
+
+    assert isinstance(host.take(), Busy)
+    assert world.record().holders["a"].ending
+
+
+def test_a_person_breaks_a_lease_whoever_is_inside(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+
+    broken = host.run(host.operations.break_(KEY, "a"))
+
+    assert isinstance(broken, Broken)
+    assert (broken.holder.owner, set(broken.holder.inside)) == ("a", {"pid-1"})
+    assert (world.record().available, world.record().holders) == (1, {})
+
+
+def test_breaking_gives_back_as_many_slots_as_the_lease_had(world: World, host: Host) -> None:
+    host.take("big", slots=2, capacity=3)
+    host.take("small", capacity=3)
+
+    host.run(host.operations.break_(KEY, "big"))
+
+    assert world.record().available == 2
+
+
+def test_a_broken_holder_learns_of_it_with_its_next_beat(world: World, host: Host) -> None:
+    host.take()
+    host.run(host.operations.break_(KEY, "a"))
+
+    assert isinstance(host.beat(), Lost)
+
+
+def test_to_break_what_nobody_holds_is_an_error_that_names_who_holds_the_lock(
+    world: World, host: Host
+) -> None:
+    host.take("other")
+    before = world.item()
+
+    with pytest.raises(
+        LockNotHeldError, match=f"lease mine does not hold the lock '{KEY}'.*Locked by a since"
+    ):
+        host.run(host.operations.break_(KEY, "mine"))
+    with pytest.raises(LockNotHeldError, match="Not locked"):
+        host.run(host.operations.break_("never seen", "mine"))
+    assert world.item() == before
+
+
+def test_a_lease_released_just_before_it_is_broken_was_not_broken(world: World, host: Host) -> None:
+    host.take()
+    about_to_break = host.start(host.operations.break_(KEY, "a")).step()
+    host.release()
+
+    with pytest.raises(LockNotHeldError):
+        about_to_break.finish()
+    assert world.record().available == 1
+
+
+def test_a_break_that_the_sdk_sent_twice_is_a_break(world: World, host: Host) -> None:
+    host.take()
+    about_to_break = host.start(host.operations.break_(KEY, "a")).step()
+    world.fates.append(LOST_THEN_RETRIED)
+
+    assert isinstance(about_to_break.finish(), Broken)
+    assert world.record().available == 1
+
+
+def _acquire(host: Host, **options):  # type: ignore[no-untyped-def]
+    return host.operations.acquire(host.claim(), now=host.now(), timeout=None, undo=True, **options)

@@ -1,0 +1,355 @@
+"""Keeping a lease: heartbeats, who may count on it and until when, and how its holder learns that it is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from airflow_dynamo_lock.protocol.effects import Request
+from airflow_dynamo_lock.protocol.errors import LockLostError
+from airflow_dynamo_lock.protocol.limits import MARGIN
+from airflow_dynamo_lock.protocol.model import Ending, Lease, Lost, Renewed, Term
+from tests.simulation import KEY, LOST, UNSENT, Host, Paused, World
+
+
+@pytest.fixture
+def host(world: World) -> Host:
+    return Host(world, "a")
+
+
+def test_a_heartbeat_is_one_write_that_changes_the_version_and_the_time(world: World, host: Host) -> None:
+    host.take()
+    before = world.record().holders["a"]
+    world.sent.clear()
+    world.now += 5
+
+    renewed = host.beat()
+
+    assert isinstance(renewed, Renewed)
+    assert world.actions() == ["UpdateItem"]
+    after = world.record().holders["a"]
+    assert after.version != before.version
+    assert after.renewed_at_ms is not None
+    assert before.renewed_at_ms is not None
+    assert 4_000 <= after.renewed_at_ms - before.renewed_at_ms <= 6_000
+    assert after.acquired_at_ms == before.acquired_at_ms
+
+
+def test_every_heartbeat_has_a_version_of_its_own_even_one_sent_again(world: World, host: Host) -> None:
+    host.take()
+    versions = {world.record().holders["a"].version}
+    for _ in range(5):
+        host.beat()
+        versions.add(world.record().holders["a"].version)
+
+    assert len(versions) == 6
+
+
+def test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_the_one_before(
+    world: World,
+) -> None:
+    dated, dateless = Host(world, "a"), Host(world, "a")
+    dated.take()
+    assert world.record().holders["a"].renewed_at_ms is not None
+
+    dateless.beat()
+
+    assert world.record().holders["a"].renewed_at_ms is None
+
+
+def test_a_heartbeat_of_a_lease_that_is_not_among_the_holders_says_so_and_changes_nothing(
+    world: World, host: Host
+) -> None:
+    host.take("other")
+    before = world.item()
+
+    lost = host.beat("mine")
+
+    assert isinstance(lost, Lost)
+    assert lost.record is not None
+    assert list(lost.record.holders) == ["other"]
+    assert "a since" in lost.describe()
+    assert world.item() == before
+
+
+def test_a_heartbeat_never_makes_a_record(world: World, host: Host) -> None:
+    assert host.beat("mine") == Lost(None)
+    assert world.item() is None
+
+
+def test_the_first_process_to_enter_and_the_last_to_leave_are_noted(world: World, host: Host) -> None:
+    host.take()
+
+    assert isinstance(host.enter("pid-1"), Renewed)
+    assert isinstance(host.enter("pid-2"), Renewed)
+    assert set(world.record().holders["a"].inside) == {"pid-1", "pid-2"}
+
+    assert isinstance(host.leave("pid-1"), Renewed)
+    assert set(world.record().holders["a"].inside) == {"pid-2"}
+
+
+def test_entering_twice_is_entering_once(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+    host.enter("pid-1")
+
+    host.leave("pid-1")
+
+    assert world.record().holders["a"].inside == {}
+
+
+def test_to_enter_is_a_heartbeat_too(world: World, host: Host) -> None:
+    host.take()
+    before = world.record().holders["a"].version
+
+    host.enter("pid-1")
+
+    assert world.record().holders["a"].version != before
+
+
+def test_nobody_enters_an_ending_lease(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+    host.release()
+    before = world.item()
+
+    ending = host.enter("pid-2")
+
+    assert isinstance(ending, Ending)
+    assert world.item() == before
+
+
+def test_nobody_enters_a_lease_that_is_gone(world: World, host: Host) -> None:
+    host.take()
+    host.release()
+    before = world.item()
+
+    assert isinstance(host.enter("pid-1"), Lost)
+    assert world.item() == before
+
+
+# -- the holder's own clock -----------------------------------------------------------------------------------------
+
+
+def test_a_lease_counts_from_when_the_write_was_sent_less_a_margin() -> None:
+    now = 100.0
+    term = Term(lambda: now)
+    term.renewed(sent_at=98.0, lease_ms=30_000)
+
+    assert term.remaining() == pytest.approx(98.0 + 30.0 * (1 - MARGIN) - 100.0)
+
+
+def test_the_time_left_never_goes_below_zero() -> None:
+    now = 100.0
+    term = Term(lambda: now)
+    assert term.remaining() == 0.0
+    term.renewed(sent_at=0.0, lease_ms=30_000)
+    assert term.remaining() == 0.0
+
+
+def test_an_answer_that_comes_late_does_not_shorten_the_time() -> None:
+    term = Term(lambda: 0.0)
+    term.renewed(sent_at=10.0, lease_ms=30_000)
+    term.renewed(sent_at=5.0, lease_ms=30_000)
+
+    assert term.until == 10.0 + 30.0 * (1 - MARGIN)
+
+
+def test_a_lost_lease_stays_lost_and_keeps_its_first_reason() -> None:
+    term = Term(lambda: 0.0)
+    term.renewed(sent_at=0.0, lease_ms=30_000)
+    term.lose("it was broken")
+    term.lose("it was released")
+    term.renewed(sent_at=1.0, lease_ms=30_000)
+
+    assert term.remaining() == 0.0
+    assert term.lost == "it was broken"
+
+
+def test_a_lease_says_when_and_why_it_is_lost() -> None:
+    now = 0.0
+    term = Term(lambda: now)
+    term.renewed(sent_at=0.0, lease_ms=30_000)
+    lease = Lease(KEY, "id-1", 7, "me", 1, 1, 30_000, 15_000, 0, term=term)
+    lease.check()
+
+    now = 27.0
+    with pytest.raises(LockLostError, match=f"'{KEY}'.*id-1.*no heartbeat has succeeded in time"):
+        lease.check()
+
+    term.lose("it was broken by hand")
+    with pytest.raises(LockLostError, match="broken by hand"):
+        lease.check()
+
+
+def test_a_lease_survives_json_and_is_not_valid_until_it_is_renewed() -> None:
+    term = Term(lambda: 0.0)
+    term.renewed(sent_at=0.0, lease_ms=30_000)
+    lease = Lease(KEY, "id-1", 7, "me", 1, 1, 30_000, 15_000, 0, term=term)
+
+    copy = Lease.from_dict(lease.as_dict())
+
+    assert copy == lease
+    assert (lease.remaining() > 0, copy.remaining()) == (True, 0.0)
+
+
+# -- the loop of heartbeats -----------------------------------------------------------------------------------------
+
+
+def _keep_alive(host: Host, term: Term, *, interval: float = 5.0) -> Paused[None]:
+    return host.start(host.operations.keep_alive(KEY, "a", 30_000, interval, term))
+
+
+def test_the_loop_beats_at_its_interval_until_the_lease_is_lost(world: World, host: Host) -> None:
+    term = _held(host)
+    beats = _keep_alive(host, term)
+    for _ in range(4):
+        beats.step().step()
+    assert world.now == 20.0
+    assert world.actions().count("UpdateItem") == 1 + 4
+    assert term.remaining() == pytest.approx(27.0)
+
+    Host(world, "person").run(host.operations.break_(KEY, "a"))
+    beats.finish()
+    assert term.lost is not None
+    assert "broken" in term.lost
+    assert world.now == 25.0, "noticed with the next beat"
+
+
+def test_a_failed_heartbeat_is_tried_again_and_a_recovered_network_resumes_them(
+    world: World, host: Host
+) -> None:
+    term = _held(host)
+    beats = _keep_alive(host, term)
+    world.fates.extend([UNSENT] * 15)
+
+    while world.fates:
+        beats.step()
+    assert 0 < term.remaining() < 10, "not renewed meanwhile"
+    beats.step().step()
+
+    assert term.remaining() == pytest.approx(27.0, abs=1.5)
+    assert term.lost is None
+
+
+def test_a_heartbeat_whose_answer_is_lost_is_sent_again_within_a_second(world: World, host: Host) -> None:
+    term = _held(host)
+    beats = _keep_alive(host, term)
+    world.fates.append(LOST)
+
+    beats.step().step().step().step()
+
+    assert world.now == 6.0
+    assert term.until == host.now() + 27.0
+
+
+def test_without_any_answer_the_holder_gives_up_at_its_own_deadline(world: World, host: Host) -> None:
+    term = _held(host)
+    world.fates.extend([UNSENT] * 1000)
+
+    _keep_alive(host, term).finish()
+
+    assert world.now == pytest.approx(27.0, abs=0.01)
+    assert term.lost == "no heartbeat has succeeded in time"
+
+
+def test_no_heartbeat_is_waited_for_longer_than_the_lease_lasts(world: World, host: Host) -> None:
+    term = _held(host)
+    beats = _keep_alive(host, term).step()
+
+    assert world.now == 5.0
+    assert isinstance(beats.effect, Request)
+    assert beats.effect.within == pytest.approx(22.0)
+
+
+def test_a_process_inside_an_ending_lease_goes_on_beating_and_counts_on_the_grace_only(
+    world: World, host: Host
+) -> None:
+    term = _held(host)
+    host.enter("pid-1")
+    host.release(grace_ms=6_000)
+    beats = _keep_alive(host, term, interval=2.0)
+
+    for _ in range(20):
+        beats.step().step()
+
+    assert world.record().holders["a"].ending
+    assert term.until - host.now() <= 6.0 * (1 - MARGIN)
+
+
+@pytest.mark.parametrize("interval", [0.1, 5.0, 14.9])
+def test_a_lease_never_runs_out_while_heartbeats_succeed(
+    make_world: Callable[..., World], interval: float
+) -> None:
+    world = make_world()
+    host = Host(world, "a")
+    term = _held(host)
+    beats = _keep_alive(host, term, interval=interval)
+
+    for _ in range(50):
+        beats.step()
+        assert term.remaining() > 0
+        beats.step()
+
+
+# -- the keeper, who beats for others -------------------------------------------------------------------------------
+
+
+def _keep(host: Host) -> Paused[Ending | Lost]:
+    return host.start(host.operations.keep(KEY, "a", 30_000, 10.0))
+
+
+def test_a_keeper_beats_at_once_and_then_at_its_interval(world: World, host: Host) -> None:
+    host.take()
+    keeping = _keep(host)
+    for _ in range(5):
+        version = world.record().holders["a"].version
+        keeping.step()
+        assert world.record().holders["a"].version != version
+        keeping.step()
+
+    assert world.now == 50.0
+
+
+def test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+    keeping = _keep(host).step().step()
+    host.release()
+    before = world.item()
+
+    assert isinstance(keeping.finish(), Ending)
+    assert world.item() == before
+
+
+def test_a_keeper_stops_when_the_lease_is_gone(world: World, host: Host) -> None:
+    host.take()
+    keeping = _keep(host).step().step()
+    host.release()
+    Host(world, "b").take()
+    before = world.item()
+
+    assert isinstance(keeping.finish(), Lost)
+    assert world.item() == before
+
+
+def test_a_keeper_goes_on_after_a_failure_of_any_length(world: World, host: Host) -> None:
+    """It relies on nothing itself: as long as the record shows the lease, somebody may be working under it."""
+    host.take()
+    keeping = _keep(host)
+    world.fates.extend([UNSENT, LOST] * 50)
+    while world.fates:
+        keeping.step()
+    version = world.record().holders["a"].version
+
+    keeping.step().step()
+
+    assert world.now > 90.0
+    assert world.record().holders["a"].version != version
+
+
+def _held(host: Host) -> Term:
+    term = host.term()
+    term.renewed(host.take("a").sent_at, 30_000)
+    return term

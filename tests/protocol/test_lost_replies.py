@@ -1,0 +1,321 @@
+"""A lost reply loses nothing (rule R5): whatever happened to a write on its way, no lease is lost or taken twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from airflow_dynamo_lock.protocol.effects import Request
+from airflow_dynamo_lock.protocol.errors import LockTimeoutError, LockUnavailableError
+from airflow_dynamo_lock.protocol.model import Busy, Granted, Lost, Released, Renewed
+from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, UNSENT, Host, World
+
+
+@pytest.fixture(params=[True, False], ids=["refusal shows the item", "refusal hides the item"])
+def world(request: pytest.FixtureRequest, make_world: Callable[..., World]) -> World:
+    return make_world(shows_refused=request.param)
+
+
+def test_an_acquire_that_the_sdk_sent_twice_finds_its_own_lease(world: World) -> None:
+    host = Host(world, "a")
+    world.fates.append(LOST_THEN_RETRIED)
+
+    granted = host.take()
+
+    assert isinstance(granted, Granted)
+    assert list(world.record().holders) == ["a"]
+    assert granted.token == world.record().token
+
+
+def test_a_lease_found_again_gets_a_token_of_its_own_and_counts_from_then(world: World) -> None:
+    """Others may have taken slots since the lost reply: the token of that time cannot be told any more."""
+    host, other = Host(world, "a"), Host(world, "b")
+    world.fates.append(LOST)
+    with pytest.raises(LockUnavailableError):
+        host.take(capacity=2)
+    others = other.take(capacity=2)
+    world.now += 20.0
+
+    granted = host.take(capacity=2)
+
+    assert isinstance(granted, Granted)
+    assert granted.token > others.token
+    assert granted.sent_at == host.now()
+    assert world.record().available == 0, "its slot was not taken a second time"
+    holder = world.record().holders["a"]
+    assert holder.version == host.stamps[-1].version
+
+
+@pytest.mark.parametrize("beaten_by", ["nobody", "a reclaim"])
+def test_an_acquire_tried_again_under_the_same_lease_id_is_one_lease(world: World, beaten_by: str) -> None:
+    host = Host(world, "a")
+    world.fates.append(LOST)
+    with pytest.raises(LockUnavailableError):
+        host.take()
+    if beaten_by == "a reclaim":
+        world.now += 100.0
+        assert isinstance(Host(world, "b").take(), Granted)
+        assert isinstance(host.take(), Busy)
+    else:
+        assert isinstance(host.take(), Granted)
+    assert len(world.record().holders) == 1
+
+
+def test_a_reclaim_whose_answer_is_lost_is_found_as_well(world: World) -> None:
+    Host(world, "dead").take()
+    world.now += 41.0
+    host = Host(world, "a")
+    reclaiming = host.start(host.operations.try_acquire(host.claim(), undo=False)).step()
+    if isinstance(reclaiming.effect, Request) and reclaiming.effect.action == "GetItem":
+        reclaiming.step()
+    world.fates.append(LOST_THEN_RETRIED)
+
+    assert isinstance(reclaiming.finish(), Granted)
+    assert list(world.record().holders) == ["a"]
+
+
+def test_a_heartbeat_that_the_sdk_sent_twice_is_a_heartbeat(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+    world.fates.append(LOST_THEN_RETRIED)
+
+    assert isinstance(host.beat(), Renewed)
+
+
+def test_a_heartbeat_whose_answer_is_lost_keeps_the_lease_alive_for_all_others(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+    world.now += 29.0
+    world.fates.append(LOST)
+    with pytest.raises(LockUnavailableError):
+        host.beat()
+    world.now += 29.0
+
+    assert isinstance(Host(world, "b").take(), Busy)
+    assert isinstance(host.beat(), Renewed)
+
+
+@pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
+def test_a_release_whose_answer_is_lost_is_a_release(world: World, fate: str) -> None:
+    host = Host(world, "a")
+    host.take(capacity=2)
+    world.fates.append(fate)
+
+    assert host.release() == Released()
+    assert world.record().available == 2
+
+
+def test_a_release_sent_again_does_not_free_the_successors_lock(world: World) -> None:
+    host = Host(world, "a")
+    host.take("first")
+    releasing = host.start(host.operations.release(KEY, "first", 1, 15_000))
+    world.fates.append(LOST)
+    releasing.step()
+    Host(world, "b").take("second")
+
+    assert releasing.finish() == Released()
+    assert list(world.record().holders) == ["second"]
+
+
+def test_a_release_that_never_arrived_is_not_sent_again_unasked(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+    world.fates.append(UNSENT)
+
+    with pytest.raises(LockUnavailableError):
+        host.release()
+    assert "a" in world.record().holders
+
+
+@pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
+def test_entering_and_leaving_survive_a_lost_reply(world: World, fate: str) -> None:
+    host = Host(world, "a")
+    host.take()
+    for step in (host.enter, host.leave):
+        world.fates.append(fate)
+        if fate == LOST:
+            with pytest.raises(LockUnavailableError):
+                step("pid-1")
+        assert isinstance(step("pid-1"), Renewed)
+    assert world.record().holders["a"].inside == {}
+
+
+# -- giving up on an acquire of unknown fate ------------------------------------------------------------------------
+
+
+def test_an_acquire_of_unknown_fate_is_undone_when_its_caller_gives_up(world: World) -> None:
+    host = Host(world, "a")
+    world.fates.append(LOST)
+
+    with pytest.raises(LockUnavailableError):
+        host.take(undo=True)
+
+    assert world.record().holders == {}
+    assert isinstance(Host(world, "b").take(), Granted)
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, asyncio.CancelledError])
+def test_an_acquire_interrupted_by_its_caller_is_undone(
+    world: World, interruption: type[BaseException]
+) -> None:
+    host = Host(world, "a")
+    attempt = host.start(host.operations.try_acquire(host.claim(), undo=True))
+    host.send(attempt.effect)  # type: ignore[arg-type]
+
+    with pytest.raises(interruption):
+        attempt.interrupt(interruption()).finish()
+
+    assert world.record().holders == {}
+
+
+def test_the_undo_of_an_acquire_is_not_waited_for_without_end(world: World) -> None:
+    host = Host(world, "a")
+    attempt = host.start(host.operations.try_acquire(host.claim(), undo=True))
+
+    undo = attempt.interrupt(KeyboardInterrupt()).effect
+
+    assert isinstance(undo, Request)
+    assert undo.within == 3.0
+
+
+def test_an_acquire_that_never_arrived_needs_no_undo(world: World) -> None:
+    world.fates.append(UNSENT)
+
+    with pytest.raises(LockUnavailableError):
+        Host(world, "a").take(undo=True)
+    assert world.actions() == ["UpdateItem"]
+
+
+def test_a_lease_id_that_another_process_may_be_using_is_never_undone(world: World) -> None:
+    host, twin = Host(world, "a"), Host(world, "b")
+    twin.take("ti.id")
+    world.fates.append(LOST_THEN_RETRIED)
+    host.take("ti.id")
+    world.fates.append(LOST)
+
+    with pytest.raises(LockUnavailableError):
+        host.take("ti.id", undo=False)
+
+    assert list(world.record().holders) == ["ti.id"]
+
+
+def test_a_failing_undo_does_not_hide_why_the_acquire_failed(world: World) -> None:
+    world.fates.extend([LOST, UNSENT])
+
+    with pytest.raises(LockUnavailableError, match="connection to DynamoDB broke"):
+        Host(world, "a").take(undo=True)
+
+
+# -- waiting through failures ---------------------------------------------------------------------------------------
+
+
+def _acquire(host: Host, *, timeout: float | None = None, undo: bool = True):  # type: ignore[no-untyped-def]
+    return host.operations.acquire(
+        host.claim(), now=host.now(), timeout=timeout, poll_interval=1.0, undo=undo
+    )
+
+
+def test_a_waiting_acquire_goes_on_after_a_lost_reply_and_its_own_lease_never_blocks_it(world: World) -> None:
+    host = Host(world, "a")
+    world.fates.extend([LOST, UNSENT, LOST, LOST])
+
+    granted = host.run(_acquire(host))
+
+    assert isinstance(granted, Granted)
+    assert list(world.record().holders) == [granted.claim.lease_id]
+    assert world.record().available == 0
+    assert world.now < 5.0
+
+
+def test_an_undo_that_arrives_late_does_not_take_away_what_the_next_try_was_granted(world: World) -> None:
+    """The first try's answer is lost, and what should undo it is stuck on its way until after the second try."""
+    host = Host(world, "a")
+    attempt = host.start(_acquire(host))
+    world.fates.append(LOST)
+    undo = attempt.step().effect
+    assert isinstance(undo, Request)
+    attempt.interrupt(LockUnavailableError("not answered in time", maybe_applied=True))
+    granted = attempt.finish()
+
+    host.send(undo)
+
+    assert list(world.record().holders) == [granted.claim.lease_id]
+    assert isinstance(Host(world, "b").take(), Busy)
+
+
+def test_a_lease_id_given_by_the_caller_stays_the_same_through_all_tries(world: World) -> None:
+    host = Host(world, "a")
+    world.fates.extend([UNSENT, LOST, UNSENT])
+
+    granted = host.run(_acquire(host, undo=False))
+
+    assert granted.claim.lease_id == "a"
+    assert list(world.record().holders) == ["a"]
+
+
+def test_an_acquire_that_never_reaches_dynamodb_says_so_in_the_end(world: World) -> None:
+    host = Host(world, "a")
+    world.fates.extend([UNSENT] * 100)
+
+    with pytest.raises(LockUnavailableError):
+        host.run(_acquire(host, timeout=10.0))
+    assert world.now <= 10.0
+
+
+def test_every_request_of_an_acquire_has_the_time_that_is_left_but_never_too_little(world: World) -> None:
+    """A waiter woken just before its deadline is told that the lock is taken, not that nobody answered it."""
+    Host(world, "other").take()
+    host = Host(world, "a")
+
+    with pytest.raises(LockTimeoutError):
+        host.run(_acquire(host, timeout=5.0))
+
+    given = [request.within for request in world.sent if request.within is not None]
+    assert given[0] == 5.0
+    assert min(given) >= 1.0
+
+
+def test_waiting_for_room_goes_on_after_a_failed_look(world: World) -> None:
+    Host(world, "other").take()
+    host = Host(world, "a")
+    waiting = host.start(host.operations.wait(KEY, 1, now=host.now(), timeout=None, poll_interval=1.0))
+    waiting.step().step()
+    world.fates.append(UNSENT)
+    waiting.step()
+    Host(world, "other").release()
+
+    record = waiting.finish()
+
+    assert record is not None
+    assert record.available == 1
+
+
+def test_waiting_for_room_that_never_reaches_dynamodb_says_so_in_the_end(world: World) -> None:
+    host = Host(world, "a")
+    world.fates.extend([UNSENT] * 100)
+
+    with pytest.raises(LockUnavailableError):
+        host.run(host.operations.wait(KEY, 1, now=host.now(), timeout=3.0, poll_interval=1.0))
+    assert world.now <= 3.0
+
+
+def test_an_error_that_is_not_understood_is_never_a_grant(world: World) -> None:
+    """peers.md, 1: a lock counted as taken when the write had failed for any reason but the condition."""
+    host = Host(world, "a")
+    attempt = host.start(host.operations.try_acquire(host.claim(), undo=False))
+
+    with pytest.raises(RuntimeError):
+        attempt.interrupt(RuntimeError("something new"))
+
+
+def test_a_holder_that_lost_its_lease_is_not_told_that_a_repeated_release_freed_it(world: World) -> None:
+    host = Host(world, "a")
+    host.take("first")
+    world.now += 100.0
+    Host(world, "b").take("second")
+    before = world.item()
+
+    assert isinstance(host.release("first"), Lost)
+    assert world.item() == before

@@ -1,0 +1,198 @@
+"""Records that another program wrote or damaged: refused with an error that names them, and left just as they are."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from airflow_dynamo_lock.client import wire
+from airflow_dynamo_lock.protocol.attributes import encode
+from airflow_dynamo_lock.protocol.effects import Reply, Request
+from airflow_dynamo_lock.protocol.errors import LockRecordError, LockTableError
+from airflow_dynamo_lock.protocol.model import Granted, LockRecord, Lost
+from tests.simulation import BEGIN_MS, KEY, Host, World, a_holder
+
+HOLDER = {
+    "owner": "me",
+    "slots": 1,
+    "lease_ms": 30_000,
+    "version": "v1",
+    "acquired_at": BEGIN_MS,
+    "renewed_at": BEGIN_MS,
+    "inside": {},
+}
+HELD = {"capacity": 1, "available": 0, "holders": {"a": HOLDER}, "token": 17, "expires_at": 2_000_000_000}
+IDLE = HELD | {"available": 1, "holders": {}}
+
+
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _holder(**changed: Any) -> dict[str, Any]:
+    return HELD | {"holders": {"a": HOLDER | changed}}
+
+
+DAMAGED = {
+    "an empty item": {},
+    "another program's item": {"LockID": "terraform", "Info": "{}"},
+    **{
+        f"held, without {name}": _without(HELD, name)
+        for name in ("capacity", "available", "holders", "token")
+    },
+    **{
+        f"idle, without {name}": _without(IDLE, name)
+        for name in ("capacity", "available", "holders", "token")
+    },
+    **{
+        f"a holder without {name}": HELD | {"holders": {"a": _without(HOLDER, name)}}
+        for name in ("owner", "slots", "lease_ms", "version", "acquired_at", "inside")
+    },
+    "held, capacity as text": HELD | {"capacity": "1"},
+    "held, capacity as a truth value": HELD | {"capacity": True},
+    "held, a capacity of a half": HELD | {"capacity": 0.5},
+    "idle, counters as text": IDLE | {"capacity": "1", "available": "1"},
+    "held, token as text": HELD | {"token": "17"},
+    "idle, token as text": IDLE | {"token": "17"},
+    "held, holders as text": HELD | {"holders": "a"},
+    "held, holders as a list": HELD | {"holders": [HOLDER]},
+    "idle, holders as an empty list": IDLE | {"holders": []},
+    "a holder that is text": HELD | {"holders": {"a": "me"}},
+    "a holder that is nothing": HELD | {"holders": {"a": None}},
+    "a holder with no slots": _holder(slots=0),
+    "a holder with half a slot": _holder(slots=0.5),
+    "a holder without a lease": _holder(lease_ms=0),
+    "a holder whose grace is text": _holder(grace_ms="15 s"),
+    "a holder with slots as text": _holder(slots="1"),
+    "a holder whose version is a number": _holder(version=1),
+    "a holder whose owner is a number": _holder(owner=1),
+    "a holder acquired at no time": _holder(acquired_at="yesterday"),
+    "a holder acquired beyond all time": _holder(acquired_at=10**20),
+    "a holder renewed at no time": _holder(renewed_at="yesterday"),
+    "a holder renewed beyond all time": _holder(renewed_at=10**20),
+    "a holder whose inside is a list": _holder(inside=["pid-1"]),
+    "a holder whose about is text": _holder(about="dag"),
+    "counters that do not add up": HELD | {"available": 1, "capacity": 3},
+    "a held lock that counts as free": HELD | {"available": 1},
+    "a free lock that counts as held": IDLE | {"available": 0},
+    "held, data that is no map": HELD | {"data": "text"},
+    "idle, data that is no map": IDLE | {"data": "text"},
+}
+
+
+@pytest.fixture
+def host(world: World) -> Host:
+    """One whose errors are those that users see."""
+    host = Host(world, "b")
+    send = host.send
+
+    def translated(request: Request) -> Reply:
+        try:
+            return send(request)
+        except ClientError as failure:
+            return wire.answer_to(failure, request, host.now())
+
+    host.send = translated  # type: ignore[method-assign]
+    return host
+
+
+@pytest.mark.parametrize("values", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_record_is_refused_by_name_and_left_as_it_is(
+    world: World, host: Host, values: dict[str, Any]
+) -> None:
+    world.store(**{name: encode(value) for name, value in values.items()})
+    before = world.item()
+
+    with pytest.raises(LockRecordError, match=KEY):
+        host.take()
+    assert world.item() == before
+
+    with pytest.raises(LockRecordError, match=KEY):
+        host.run(host.operations.get(KEY))
+
+
+@pytest.mark.parametrize("values", DAMAGED.values(), ids=DAMAGED.keys())
+def test_no_write_of_a_holder_makes_a_damaged_record_worse(
+    world: World, host: Host, values: dict[str, Any]
+) -> None:
+    """They find that there is no such lease, or that the record is damaged, and change nothing."""
+    world.store(**{name: encode(value) for name, value in values.items()})
+    for write in (
+        host.beat,
+        host.release,
+        lambda lease: host.enter("pid", lease),
+        lambda lease: host.leave("pid", lease),
+    ):
+        with suppress(LockRecordError):
+            assert isinstance(write("not there"), Lost)
+    assert world.item() == {
+        "key": {"S": KEY},
+        "entry": {"S": "lock"},
+        **{n: encode(v) for n, v in values.items()},
+    }
+
+
+def test_the_error_says_what_is_wrong_and_what_to_do(world: World, host: Host) -> None:
+    world.store(**{name: encode(value) for name, value in _without(HELD, "token").items()})
+
+    with pytest.raises(
+        LockRecordError, match=r"'token' is missing.*left as it is: mend it, or delete the item"
+    ):
+        host.take()
+    assert issubclass(LockRecordError, LockTableError)
+
+
+def test_attributes_that_we_do_not_know_are_let_be(world: World, host: Host) -> None:
+    world.store(
+        **{name: encode(value) for name, value in IDLE.items()}, note={"S": "mine"}, tags={"SS": ["x"]}
+    )
+
+    assert isinstance(host.take(), Granted)
+
+    item = world.item()
+    assert item is not None
+    assert (item["note"], item["tags"]) == ({"S": "mine"}, {"SS": ["x"]})
+
+
+def test_a_record_says_who_holds_the_lock_since_when_and_when_last_heard_of() -> None:
+    noon = 1_800_014_400_000
+    holder = a_holder(owner="prod/etl/run", acquired_at_ms=noon, renewed_at_ms=noon + 60_000)
+    record = LockRecord(KEY, 1, 0, {"a": holder}, token=1, read_at_ms=noon + 64_000)
+
+    assert record.describe() == "Locked by prod/etl/run since 12:00 UTC, last heartbeat 4 s ago"
+    assert LockRecord(KEY, 1, 1, {}, token=1).describe() == "Not locked"
+
+
+def test_a_holder_of_yesterday_is_named_with_the_date() -> None:
+    noon = 1_800_014_400_000
+    holder = a_holder(acquired_at_ms=noon, inside={"1": noon, "2": noon}, ending=True)
+
+    assert (
+        holder.describe(noon + 24 * 3_600_000) == "me since 2027-01-15 12:00 UTC, 2 processes inside, ending"
+    )
+
+
+def test_two_locks_are_two_records_whatever_their_names(world: World, host: Host) -> None:
+    """peers.md, 8: ("ab", "c") and ("a", "bc") shared one lock."""
+    for name in ("ab/c", "a/bc", "abc", "ab", "c"):
+        assert isinstance(host.take(name, key=name), Granted)
+
+
+def test_a_heartbeat_that_races_a_release_does_not_bring_the_lease_back(world: World, host: Host) -> None:
+    """peers.md, 8: it did, and the record stayed locked by nobody."""
+    host.take()
+    late = host.operations.format.heartbeat(KEY, "b", 30_000, host.stamp())
+    host.release()
+    before = world.item()
+
+    assert host.send(late).refused
+    assert world.item() == before
+
+
+def test_keys_that_need_escaping_are_stored_as_they_are(world: World, host: Host) -> None:
+    for key in ("a.b", "#x", ":y", "with space", "k\x00null", "💡", "SELECT"):
+        assert isinstance(host.take(f"lease.{key}#:", key=key), Granted)
+        assert list(world.record(key).holders) == [f"lease.{key}#:"]

@@ -1,0 +1,317 @@
+"""Acquiring: every branch of the record table in the design, one request where one is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from airflow_dynamo_lock.protocol.errors import CapacityMismatchError
+from airflow_dynamo_lock.protocol.model import Busy, Granted
+from tests.simulation import KEY, Host, World
+
+LEASE = 30.0
+SKEW = 10.0
+#: After this long, a holder's silence is proven by the server's time to somebody who never saw it before.
+LONG_DEAD = LEASE + SKEW + 1
+
+
+def test_a_key_never_seen_before_is_taken_with_one_write(world: World) -> None:
+    granted = Host(world, "a").take()
+
+    assert isinstance(granted, Granted)
+    assert world.actions() == ["UpdateItem"]
+    record = world.record()
+    assert (record.capacity, record.available, list(record.holders)) == (1, 0, ["a"])
+    assert record.token == granted.token
+
+
+def test_a_released_lock_is_taken_with_one_write(world: World) -> None:
+    Host(world, "a").take()
+    Host(world, "a").release()
+    world.sent.clear()
+
+    assert isinstance(Host(world, "b").take(), Granted)
+    assert world.actions() == ["UpdateItem"]
+    assert list(world.record().holders) == ["b"]
+
+
+def test_an_idle_lock_may_be_taken_with_another_capacity(world: World) -> None:
+    a = Host(world, "a")
+    a.take(slots=2, capacity=3)
+    a.release(slots=2)
+
+    a.take(slots=1, capacity=5)
+
+    assert (world.record().capacity, world.record().available) == (5, 4)
+
+
+def test_a_partly_used_lock_gives_its_free_slots(world: World) -> None:
+    first = Host(world, "a").take(capacity=3)
+    second = Host(world, "b").take(slots=2, capacity=3)
+
+    assert isinstance(second, Granted)
+    assert second.token == first.token + 1
+    assert world.record().available == 0
+    assert {name: holder.slots for name, holder in world.record().holders.items()} == {"a": 1, "b": 2}
+
+
+def test_a_lock_with_too_few_free_slots_is_busy(world: World) -> None:
+    Host(world, "a").take(slots=2, capacity=3)
+
+    busy = Host(world, "b").take(slots=2, capacity=3)
+
+    assert isinstance(busy, Busy)
+    assert list(busy.record.holders) == ["a"]
+    assert world.record().available == 1
+
+
+def test_a_refusal_tells_who_holds_the_lock_without_another_request(world: World) -> None:
+    Host(world, "prod/etl").take()
+    world.sent.clear()
+
+    busy = Host(world, "b").take()
+
+    assert isinstance(busy, Busy)
+    assert [holder.owner for holder in busy.record.holders.values()] == ["prod/etl"]
+    assert world.actions() == ["UpdateItem"]
+
+
+def test_an_engine_that_hides_the_refused_item_costs_one_consistent_read(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(shows_refused=False)
+    Host(world, "a").take()
+    world.sent.clear()
+
+    busy = Host(world, "b").take()
+
+    assert isinstance(busy, Busy)
+    assert world.actions() == ["UpdateItem", "GetItem"]
+    assert world.sent[1].params["ConsistentRead"] is True
+
+
+def test_a_lock_released_between_refusal_and_read_is_taken(make_world: Callable[..., World]) -> None:
+    world = make_world(shows_refused=False)
+    a, b = Host(world, "a"), Host(world, "b")
+    a.take()
+    refused = b.start(b.operations.try_acquire(b.claim(), undo=False)).step()
+    a.release()
+
+    assert isinstance(refused.finish(), Granted)
+
+
+def test_a_dead_holder_is_reclaimed_in_the_write_that_acquires(world: World) -> None:
+    first = Host(world, "a").take()
+    world.now += LONG_DEAD
+    world.sent.clear()
+
+    granted = Host(world, "b").take()
+
+    assert isinstance(granted, Granted)
+    assert [dead.lease_id for dead in granted.reclaimed] == ["a"]
+    assert granted.token == first.token + 1
+    assert world.actions() == ["UpdateItem", "UpdateItem"], "the refusal, and the write that takes"
+    assert list(world.record().holders) == ["b"]
+
+
+def test_as_many_dead_holders_are_reclaimed_as_the_claim_needs(world: World) -> None:
+    for name in ("a", "b", "c"):
+        Host(world, name).take(capacity=4)
+    world.now += LONG_DEAD
+
+    granted = Host(world, "d").take(slots=2, capacity=4)
+
+    assert isinstance(granted, Granted)
+    assert len(granted.reclaimed) == 1, "one slot was free, one dead holder's made two"
+    assert len(world.record().holders) == 3
+    assert world.record().available == 0
+
+
+def test_several_dead_holders_make_room_for_one_claim(world: World) -> None:
+    for name in ("a", "b", "c"):
+        Host(world, name).take(capacity=3)
+    world.now += LONG_DEAD
+    Host(world, "alive").beat("c")
+    world.now += 1.0
+
+    granted = Host(world, "d").take(slots=2, capacity=3)
+
+    assert isinstance(granted, Granted)
+    assert {dead.lease_id for dead in granted.reclaimed} == {"a", "b"}
+    assert set(world.record().holders) == {"c", "d"}
+    assert world.record().available == 0
+
+
+def test_reclaiming_more_than_is_needed_frees_the_rest(world: World) -> None:
+    Host(world, "big").take(slots=3, capacity=4)
+    Host(world, "small").take(slots=1, capacity=4)
+    world.now += LONG_DEAD
+    Host(world, "alive").beat("small")
+
+    Host(world, "new").take(slots=1, capacity=4)
+
+    assert world.record().available == 2
+
+
+def test_dead_holders_that_do_not_make_room_enough_are_left_alone(world: World) -> None:
+    Host(world, "a").take(slots=2, capacity=3)
+    Host(world, "dead").take(capacity=3)
+    world.now += LONG_DEAD
+    Host(world, "alive").beat("a")
+    before = world.item()
+
+    assert isinstance(Host(world, "b").take(slots=2, capacity=3), Busy)
+    assert world.item() == before
+
+
+def test_a_lock_whose_holders_are_all_dead_may_be_taken_with_another_capacity(world: World) -> None:
+    Host(world, "a").take(slots=2, capacity=3)
+    Host(world, "b").take(slots=1, capacity=3)
+    world.now += LONG_DEAD
+
+    granted = Host(world, "c").take(slots=4, capacity=5)
+
+    assert isinstance(granted, Granted)
+    assert {dead.lease_id for dead in granted.reclaimed} == {"a", "b"}
+    assert (world.record().capacity, world.record().available) == (5, 1)
+
+
+def test_another_capacity_while_the_lock_is_in_use_is_an_error_that_names_both(world: World) -> None:
+    Host(world, "prod/etl").take(capacity=2)
+    before = world.item()
+
+    with pytest.raises(CapacityMismatchError, match=r"capacity of 2, not 3.*prod/etl"):
+        Host(world, "b").take(capacity=3)
+    assert world.item() == before
+
+
+def test_another_capacity_is_an_error_as_long_as_one_holder_lives(world: World) -> None:
+    Host(world, "dead").take(capacity=2)
+    Host(world, "a").take(capacity=2)
+    world.now += LONG_DEAD
+    Host(world, "alive").beat("a")
+
+    with pytest.raises(CapacityMismatchError):
+        Host(world, "b").take(capacity=3)
+
+
+def test_a_holder_that_beats_while_it_is_being_reclaimed_keeps_the_lock(world: World) -> None:
+    a, b = Host(world, "a"), Host(world, "b")
+    a.take()
+    world.now += LONG_DEAD
+    about_to_reclaim = b.start(b.operations.try_acquire(b.claim(), undo=False)).step()
+    a.beat()
+
+    assert isinstance(about_to_reclaim.finish(), Busy)
+    assert list(world.record().holders) == ["a"]
+
+
+def test_of_two_that_reclaim_the_same_dead_holder_one_wins(world: World) -> None:
+    Host(world, "dead").take()
+    world.now += LONG_DEAD
+    b, c = Host(world, "b"), Host(world, "c")
+    about_to_reclaim = b.start(b.operations.try_acquire(b.claim(), undo=False)).step()
+
+    assert isinstance(c.take(), Granted)
+    assert isinstance(about_to_reclaim.finish(), Busy)
+    assert list(world.record().holders) == ["c"]
+
+
+def test_one_who_is_beaten_to_each_free_slot_counts_as_refused_in_the_end(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(shows_refused=False)
+    rival, b = Host(world, "rival"), Host(world, "b")
+    attempt = b.start(b.operations.try_acquire(b.claim(), undo=False))
+
+    while attempt.effect is not None:
+        rival.take()
+        attempt.step()  # the write
+        rival.release()
+        attempt.step()  # the read, which finds it free
+
+    assert isinstance(attempt.finish(), Busy)
+    assert world.record().holders == {}
+
+
+def test_data_is_stored_with_the_grant_and_survives_until_somebody_replaces_it(world: World) -> None:
+    a = Host(world, "a")
+    a.take(data={"offset": 17, "done": ["x"]})
+    a.release()
+    assert world.record().data == {"offset": 17, "done": ["x"]}
+
+    a.take("again")
+    assert world.record().data == {"offset": 17, "done": ["x"]}
+    a.release("again")
+
+    a.take("third", data={})
+    assert world.record().data == {}
+
+
+def test_a_later_attempt_of_the_same_task_takes_over_from_the_earlier(world: World) -> None:
+    host = Host(world)
+    host.take("attempt-1", attempt_of="dag/run/task")
+
+    granted = host.take("attempt-2", attempt_of="dag/run/task")
+
+    assert isinstance(granted, Granted)
+    assert list(world.record().holders) == ["attempt-2"]
+
+
+def test_a_later_attempt_waits_for_the_processes_of_the_earlier_and_shortens_its_lease(world: World) -> None:
+    host = Host(world)
+    host.take("attempt-1", attempt_of="dag/run/task", grace_ms=7_000)
+    host.enter("pid-1", "attempt-1")
+
+    busy = host.take("attempt-2", attempt_of="dag/run/task")
+
+    assert isinstance(busy, Busy)
+    assert world.record().holders["attempt-1"].ending
+    assert world.record().holders["attempt-1"].lease_ms == 7_000
+
+    # When that process has left, the lock is free.
+    host.leave("pid-1", "attempt-1")
+    assert isinstance(host.take("attempt-2", attempt_of="dag/run/task"), Granted)
+
+
+def test_an_abandoned_predecessor_is_abandoned_only_once(world: World) -> None:
+    host = Host(world)
+    host.take("attempt-1", attempt_of="dag/run/task")
+    host.enter("pid-1", "attempt-1")
+    host.take("attempt-2", attempt_of="dag/run/task")
+    before = world.item()
+
+    host.take("attempt-2", attempt_of="dag/run/task")
+
+    assert world.item() == before
+
+
+def test_an_earlier_attempt_that_comes_late_leaves_the_later_alone(world: World) -> None:
+    host = Host(world)
+    host.take("attempt-2", attempt_of="dag/run/task")
+
+    assert isinstance(host.take("attempt-1", attempt_of="dag/run/task"), Busy)
+    assert list(world.record().holders) == ["attempt-2"]
+
+
+@pytest.mark.parametrize("attempt_of", ["dag/run/other task", None])
+def test_a_holder_of_something_else_is_nobodys_predecessor(world: World, attempt_of: str | None) -> None:
+    host = Host(world)
+    host.take("attempt-1", attempt_of="dag/run/task")
+
+    assert isinstance(host.take("attempt-2", attempt_of=attempt_of), Busy)
+    assert list(world.record().holders) == ["attempt-1"]
+
+
+def test_other_locks_and_other_entries_of_the_key_are_not_touched(world: World) -> None:
+    other = {"key": {"S": KEY}, "entry": {"S": "waiter#1"}, "who": {"S": "me"}}
+    world.client.put_item(TableName="locks", Item=other)
+
+    Host(world, "a").take()
+    Host(world, "b").take(key="warehouse/order")  # a prefix of the other
+
+    stored = world.client.get_item(TableName="locks", Key={"key": {"S": KEY}, "entry": {"S": "waiter#1"}})
+    assert stored["Item"] == other
+    assert list(world.record(KEY).holders) == ["a"]
+    assert list(world.record("warehouse/order").holders) == ["b"]

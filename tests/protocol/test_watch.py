@@ -1,0 +1,349 @@
+"""Many waiters, one poller (rule R11): what it reads, whom it wakes, in which order, and what it does with errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock.protocol.attributes import encode
+from airflow_dynamo_lock.protocol.effects import Reply, Request, Sleep, WaitForRoom
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError
+from airflow_dynamo_lock.protocol.native import NativeFormat
+from airflow_dynamo_lock.protocol.staleness import Observer
+from airflow_dynamo_lock.protocol.watch import Sight, Ticket, Watch
+
+TABLE = "locks"
+
+
+class Poll:
+    """A watch whose poller is driven by hand.
+
+    :ivar told: who was woken, in order; with the error where there was one.
+    :ivar slept: how long the poller sleeps after the last poll.
+    """
+
+    def __init__(self, jitter: Callable[[], float] = lambda: 0.0) -> None:
+        self.watch = Watch(NativeFormat(TABLE), Observer())
+        self.now = 0.0
+        self.told: list[Any] = []
+        self.slept = 0.0
+        self._jitter = jitter
+        self._poller: Any = None
+
+    def wait(
+        self, who: str, key: str = "k", *, slots: int = 1, takes: bool = True, poll_interval: float = 1.0
+    ) -> Ticket:
+        def wake(failure: Exception | None) -> None:
+            self.told.append(who if failure is None else (who, failure))
+
+        ticket = Ticket(WaitForRoom(key, slots, takes, poll_interval, None), wake)
+        self.watch.add(ticket)
+        return ticket
+
+    def look(self, who: str, lease_id: str, key: str = "k", *, poll_interval: float = 1.0) -> Sight:
+        sight = Sight(key, lease_id, poll_interval, lambda: self.told.append(who))
+        self.watch.add(sight)
+        return sight
+
+    def sleep(self) -> float:
+        """Start the poller, or let it go on after its last request, and say for how long it sleeps next."""
+        if self._poller is None:
+            self._poller = self.watch.poll(self._jitter)
+        effect = next(self._poller)
+        assert isinstance(effect, Sleep)
+        return effect.seconds
+
+    def once(self, *answers: Any) -> list[Request]:
+        """One poll after its sleep: the requests, each answered by the next of `answers` (an item, a list of items, a
+        whole output, or an exception)."""
+        if self._poller is None:
+            self.sleep()
+        requests = []
+        effect = self._poller.send(self.now)
+        for answer in answers:
+            assert isinstance(effect, Request)
+            requests.append(effect)
+            if isinstance(answer, Exception):
+                effect = self._poller.throw(answer)
+            else:
+                effect = self._poller.send(Reply(_output(answer), self.now, self.now))
+        assert isinstance(effect, Sleep), "the poll asks for more than was answered"
+        self.slept = effect.seconds
+        return requests
+
+
+def _output(answer: Any) -> Mapping[str, Any]:
+    if isinstance(answer, Mapping) and "Responses" in answer:
+        return answer
+    items = answer if isinstance(answer, list) else [answer]
+    return {"Responses": {TABLE: items}, "UnprocessedKeys": {}}
+
+
+def lock(
+    key: str = "k",
+    *,
+    held: int = 1,
+    capacity: int = 1,
+    lease_id: str = "a",
+    version: str = "v1",
+    ending: bool = False,
+) -> dict[str, Any]:
+    """The item of a lock, of which one holder has `held` slots."""
+    holder = {
+        "owner": "me",
+        "slots": held,
+        "lease_ms": 30_000,
+        "version": version,
+        "acquired_at": 0,
+        "inside": {},
+        **({"ending": True} if ending else {}),
+    }
+    values = {
+        "key": key,
+        "entry": "lock",
+        "capacity": capacity,
+        "available": capacity - held,
+        "holders": {lease_id: holder} if held else {},
+        "token": 1,
+    }
+    return {name: encode(value) for name, value in values.items()}
+
+
+# -- what it reads --------------------------------------------------------------------------------------------------
+
+
+def test_all_keys_that_anybody_waits_for_are_read_a_hundred_in_a_request() -> None:
+    poll = Poll()
+    for number in range(250):
+        poll.wait(f"waiter-{number}", f"key-{number % 125}")
+
+    requests = poll.once([], [])
+
+    asked = [key["key"]["S"] for each in requests for key in each.params["RequestItems"][TABLE]["Keys"]]
+    assert [each.action for each in requests] == ["BatchGetItem"] * 2
+    assert sorted(asked) == sorted({f"key-{number}" for number in range(125)})
+    assert max(len(each.params["RequestItems"][TABLE]["Keys"]) for each in requests) == 100
+
+
+def test_it_reads_as_often_as_the_most_impatient_asks_stretched_by_up_to_a_quarter() -> None:
+    draws = iter([0.0, 1.0, 0.5])
+    poll = Poll(lambda: next(draws))
+    poll.wait("patient", "one", poll_interval=60.0)
+    impatient = poll.wait("impatient", "two", poll_interval=4.0)
+
+    assert poll.sleep() == 4.0
+    poll.once([])
+    assert poll.slept == 5.0
+    poll.watch.remove(impatient)
+    poll.once([])
+    assert poll.slept == pytest.approx(67.5)
+
+
+@pytest.mark.parametrize("interval", [1.0, 3.0, 7.0, 15.0])
+def test_every_wait_time_is_slept_through_between_polls(interval: float) -> None:
+    """peers.md, 3: with wait times of 1, 3, 7, 15… it spins without sleeping."""
+    poll = Poll()
+    poll.wait("a", poll_interval=interval)
+    assert poll.sleep() == interval
+    for _ in range(5):
+        poll.once(lock())
+        assert poll.slept == interval
+
+
+def test_it_stops_when_nobody_waits_any_more() -> None:
+    poll = Poll()
+    ticket = poll.wait("a")
+    poll.once([])
+    poll.watch.remove(ticket)
+
+    assert not poll.watch
+    with pytest.raises(StopIteration):
+        poll.once()
+
+
+def test_a_key_is_no_longer_read_when_its_last_waiter_has_gone() -> None:
+    poll = Poll()
+    gone = poll.wait("a", "one")
+    poll.wait("b", "two")
+    poll.watch.remove(gone)
+
+    (request,) = poll.once([])
+
+    assert [key["key"]["S"] for key in request.params["RequestItems"][TABLE]["Keys"]] == ["two"]
+
+
+# -- whom it wakes --------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_woken_while_the_lock_is_held() -> None:
+    poll = Poll()
+    poll.wait("a")
+    poll.once(lock())
+
+    assert poll.told == []
+
+
+def test_the_one_who_came_first_is_woken_and_nobody_else() -> None:
+    poll = Poll()
+    for who in ("first", "second", "third"):
+        poll.wait(who)
+    poll.once(lock(held=0))
+
+    assert poll.told == ["first"]
+
+
+def test_no_more_are_woken_than_there_is_room_for() -> None:
+    poll = Poll()
+    poll.wait("big", slots=3)
+    for who in ("a", "b", "c"):
+        poll.wait(who)
+    poll.once(lock(held=3, capacity=5))
+
+    assert poll.told == ["a", "b"], "two slots are free: too few for the one who wants three"
+
+
+def test_those_who_only_watch_are_all_woken_and_use_up_nothing() -> None:
+    poll = Poll()
+    poll.wait("sensor-1", takes=False)
+    poll.wait("taker")
+    poll.wait("sensor-2", takes=False)
+    poll.wait("next taker")
+    poll.once(lock(held=0))
+
+    assert poll.told == ["sensor-1", "taker"], (
+        "what is left for sensor-2, when the taker has taken, is nothing"
+    )
+
+
+def test_a_lock_that_has_no_record_has_room_for_the_first_and_for_all_who_only_watch() -> None:
+    poll = Poll()
+    poll.wait("first")
+    poll.wait("second")
+    poll.wait("sensor", takes=False)
+    poll.once([])
+
+    assert poll.told == ["first", "sensor"]
+
+
+def test_one_who_wants_more_than_there_is_at_all_is_woken_to_be_told_so() -> None:
+    poll = Poll()
+    poll.wait("greedy", slots=5)
+    poll.once(lock(held=0, capacity=2))
+
+    assert poll.told == ["greedy"]
+
+
+def test_the_waiter_is_woken_when_the_holder_has_died() -> None:
+    poll = Poll()
+    poll.wait("a")
+    poll.once(lock())
+    poll.now = 29.9
+    poll.once(lock())
+    assert poll.told == []
+    poll.now = 30.0
+    poll.once(lock())
+
+    assert poll.told == ["a"]
+
+
+def test_a_damaged_record_wakes_a_waiter_who_then_is_told_of_it() -> None:
+    poll = Poll()
+    poll.wait("a")
+    poll.once({"key": {"S": "k"}, "entry": {"S": "lock"}, "holders": {"S": "what?"}})
+
+    assert poll.told == ["a"]
+
+
+def test_waiters_here_are_not_quicker_than_those_elsewhere_when_this_process_releases() -> None:
+    """Woken at once, they would leave no turn to another process."""
+    poll = Poll()
+    poll.wait("first")
+
+    poll.watch.ended("k", "a")
+
+    assert poll.told == []
+
+
+def test_a_waiter_more_impatient_than_the_sleeping_poller_hurries_it() -> None:
+    poll = Poll()
+    poll.wait("patient", poll_interval=60.0)
+    poll.sleep()
+
+    def hurries(place: Ticket | Sight) -> bool:
+        return poll.watch.add(place)
+
+    assert hurries(Ticket(WaitForRoom("k", 1, True, 1.0, None), lambda _: None))
+    assert hurries(Sight("k", "a", 1.0, lambda: None))
+    assert not hurries(Ticket(WaitForRoom("k", 1, True, 60.0, None), lambda _: None))
+
+
+def test_keys_that_dynamodb_did_not_get_to_are_not_taken_for_free() -> None:
+    poll = Poll()
+    poll.wait("a", "one")
+    poll.wait("b", "two")
+    left = {TABLE: {"Keys": [{"key": {"S": "one"}, "entry": {"S": "lock"}}]}}
+    poll.once({"Responses": {TABLE: [lock("two", held=0)]}, "UnprocessedKeys": left})
+
+    assert poll.told == ["b"]
+
+
+# -- those who look after a lease -----------------------------------------------------------------------------------
+
+
+def test_whoever_looks_after_a_lease_is_told_when_it_is_gone_or_ending() -> None:
+    poll = Poll()
+    poll.look("keeper", "a")
+    poll.once(lock())
+    assert poll.told == []
+
+    poll.once(lock(ending=True))
+    poll.once(lock(lease_id="successor"))
+    poll.once(lock(held=0))
+    poll.once([])
+    assert poll.told == ["keeper"] * 4
+
+
+def test_whoever_looks_after_a_lease_is_told_at_once_when_this_process_ends_it() -> None:
+    poll = Poll()
+    poll.look("keeper", "a")
+    poll.look("another lease's", "b")
+
+    poll.watch.ended("k", "a")
+
+    assert poll.told == ["keeper"]
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_poll_that_fails_for_want_of_a_network_is_tried_again_and_wakes_nobody() -> None:
+    poll = Poll()
+    poll.wait("a")
+    poll.once(LockUnavailableError("throttled", maybe_applied=False))
+    assert poll.told == []
+
+    poll.once(lock(held=0))
+    assert poll.told == ["a"]
+
+
+@pytest.mark.parametrize("failure", [LockAccessError("not allowed"), RuntimeError("something new")])
+def test_any_other_failure_is_told_to_everybody_who_waits(failure: Exception) -> None:
+    """Nobody may wait for ever on a poller that cannot go on."""
+    poll = Poll()
+    poll.wait("a", "one")
+    poll.wait("b", "two", takes=False)
+    poll.once(failure)
+
+    assert sorted(poll.told, key=str) == [("a", failure), ("b", failure)]
+
+
+def test_one_failed_request_of_several_does_not_keep_the_others_from_being_looked_at() -> None:
+    poll = Poll()
+    for number in range(150):
+        poll.wait(f"waiter-{number}", f"key-{number:03}")
+
+    poll.once(LockUnavailableError("throttled", maybe_applied=False), [])
+
+    assert len(poll.told) == 50
