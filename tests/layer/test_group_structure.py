@@ -1,0 +1,182 @@
+"""What a `DynamoLock` makes of the tasks in its block, when the DAG is parsed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG, TaskGroup, task, task_group
+
+from airflow_dynamo_lock import DynamoLock, DynamoLockAcquireOperator, DynamoLockOperator, LockValueError
+from airflow_dynamo_lock.guard import EnterLock
+
+
+def step(task_id: str, **arguments: Any) -> BashOperator:
+    return BashOperator(task_id=task_id, bash_command="true", **arguments)
+
+
+def guard_of(dag: DAG, task_id: str) -> EnterLock:
+    """What runs before a task's code."""
+    guarded: Any = dag.get_task(task_id)
+    hook = guarded.partial_kwargs["pre_execute"] if guarded.is_mapped else guarded._pre_execute_hook
+    assert isinstance(hook, EnterLock)
+    return hook
+
+
+@task
+def work(table: str = "") -> str:
+    return table
+
+
+def test_the_tasks_stand_between_acquire_and_release() -> None:
+    with DAG("dag") as dag:
+        with DynamoLock("k") as lock:
+            step("a") >> [step("b"), step("c")]
+        step("before") >> lock >> step("after")
+    upstream = {task.task_id: task.upstream_task_ids for task in dag.tasks}
+    assert upstream == {
+        "before": set(),
+        "lock.acquire": {"before"},
+        "lock.heartbeat": {"lock.acquire"},
+        "lock.a": {"lock.acquire"},
+        "lock.b": {"lock.a"},
+        "lock.c": {"lock.a"},
+        "lock.release": {"lock.acquire", "lock.b", "lock.c"},
+        "after": {"lock.b", "lock.c"},
+    }
+    assert dag.get_task("lock.acquire").is_setup
+    assert dag.get_task("lock.heartbeat").is_teardown
+    assert dag.get_task("lock.release").is_teardown
+
+
+def test_every_task_is_guarded_before_its_own_pre_execute() -> None:
+    def own(context: Any) -> None: ...
+
+    with DAG("dag") as dag, DynamoLock("k"):
+        step("plain")
+        step("with_its_own", pre_execute=own)
+        work.override(task_id="mapped").expand(table=["x", "y"])
+        with TaskGroup("inner"):
+            step("nested")
+    assert {
+        name: guard_of(dag, f"lock.{name}").then
+        for name in ("plain", "with_its_own", "mapped", "inner.nested")
+    } == {
+        "plain": None,
+        "with_its_own": own,
+        "mapped": None,
+        "inner.nested": None,
+    }
+
+
+def test_a_nested_lock_is_entered_after_the_outer_one_and_its_own_tasks_are_not_guarded() -> None:
+    with DAG("dag") as dag, DynamoLock("k", group_id="outer"), DynamoLock("l", group_id="inner"):
+        step("a")
+    outer = guard_of(dag, "outer.inner.a")
+    inner = outer.then
+    assert isinstance(inner, EnterLock)
+    assert (outer.acquire_task_id, inner.acquire_task_id) == ("outer.acquire", "outer.inner.acquire")
+    for name in ("acquire", "heartbeat", "release"):
+        plumbing: Any = dag.get_task(f"outer.inner.{name}")
+        assert plumbing._pre_execute_hook is None
+    assert dag.get_task("outer.inner.acquire").upstream_task_ids == {"outer.acquire"}
+    assert "outer.inner.release" in dag.get_task("outer.release").upstream_task_ids
+
+
+def test_two_locks_of_one_dag_have_names_of_their_own() -> None:
+    with DAG("dag") as dag:
+        for key in ("k", "l"):
+            with DynamoLock(key):
+                step("a")
+    assert {"lock.acquire", "lock__1.acquire", "lock.a", "lock__1.a"} <= set(dag.task_dict)
+
+
+def test_a_lock_in_a_mapped_group_enters_the_lease_of_its_own_map_index() -> None:
+    with DAG("dag") as dag:
+
+        @task_group
+        def per(table: str) -> None:
+            with DynamoLock(table):
+                work(table)
+
+        per.expand(table=["x", "y"])
+    assert guard_of(dag, "per.lock.work").mapped
+    # Its key is not known before the group is expanded, which the triggerer cannot do.
+    assert not dag.get_task("per.lock.acquire").start_from_trigger
+
+
+def test_a_mapped_task_in_a_lock_shares_the_one_lease() -> None:
+    with DAG("dag") as dag, DynamoLock("k"):
+        work.expand(table=["x", "y"])
+    assert not guard_of(dag, "lock.work").mapped
+
+
+@pytest.mark.parametrize(
+    ("key", "starts"),
+    [
+        ("k", True),
+        ("{{ params.table }}", True),
+        (["k", "{{ run_id }}"], True),
+        ("{{ ti.xcom_pull(task_ids='t') }}", False),
+    ],
+)
+def test_acquire_starts_in_the_triggerer_unless_its_key_needs_an_xcom(key: Any, starts: bool) -> None:
+    with DAG("dag") as dag, DynamoLock(key):
+        step("a")
+    assert dag.get_task("lock.acquire").start_from_trigger is starts
+    assert dag.get_task("lock.heartbeat").start_from_trigger
+    assert dag.get_task("lock.release").start_from_trigger
+
+
+def test_a_dag_with_macros_of_its_own_renders_on_a_worker() -> None:
+    with DAG("dag", user_defined_macros={"table": "x"}) as dag, DynamoLock("{{ table }}"):
+        step("a")
+    assert not dag.get_task("lock.acquire").start_from_trigger
+
+
+def test_a_mapped_acquire_starts_on_a_worker() -> None:
+    with DAG("dag") as dag:
+        DynamoLockAcquireOperator.partial(task_id="a").expand(key=["x", "y"])
+    assert not dag.get_task("a").start_from_trigger
+
+
+def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
+    with DAG("dag", default_args={"execution_timeout": timedelta(minutes=5)}) as dag, DynamoLock("k"):
+        step("a")
+    tasks: list[Any] = dag.tasks
+    timeouts = {task.label: task.execution_timeout for task in tasks}
+    assert timeouts == {"acquire": None, "heartbeat": None, "release": None, "a": timedelta(minutes=5)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"key": ""}, "must not be empty"),
+        ({"key": []}, "needs a key"),
+        ({"key": 5}, "needs a key"),
+        ({"key": ["a", "a"]}, "name a key twice"),
+        ({"key": "k" * 2049}, "has 2049 bytes"),
+        ({"key": "k", "lease": 0}, "lease must be a finite time, more than zero"),
+        ({"key": "k", "lease": float("nan")}, "lease must be a finite time"),
+        ({"key": "k", "lease": 60, "heartbeat": 40}, "shorter than two heartbeats"),
+        ({"key": "k", "timeout": -1}, "timeout must be a finite time, zero or more"),
+        ({"key": "k", "slots": 3, "capacity": 2}, "3 slots can never be free in a lock with a capacity of 2"),
+        ({"key": "k", "release_grace": timedelta(0)}, "release_grace must be a finite time, more than zero"),
+        ({"key": "k", "on_timeout": "wait"}, "on_timeout must be 'fail' or 'skip'"),
+    ],
+)
+def test_what_can_never_work_does_not_load(arguments: dict[str, Any], says: str) -> None:
+    with DAG("dag"), pytest.raises(LockValueError, match=says), DynamoLock(**arguments):
+        step("a")
+
+
+def test_a_lock_without_tasks_does_not_load() -> None:
+    with DAG("dag"), pytest.raises(LockValueError, match="guards nothing"), DynamoLock("k"):
+        pass
+
+
+def test_an_operator_says_what_is_wrong_with_its_key_too() -> None:
+    with DAG("dag"), pytest.raises(LockValueError, match="must not be empty"):
+        DynamoLockOperator(task_id="a", key="", python_callable=print)

@@ -1,0 +1,67 @@
+"""The demo, as ``make demo`` runs it: two whole deployments take turns, the verdict holds, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.airflow
+
+ROOT = Path(__file__).parents[1]
+
+
+def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start it in a folder of its own, which also has its temporary files."""
+    (folder / "tmp").mkdir()
+    return subprocess.Popen(
+        [sys.executable, "-m", "demo", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def airflow_processes(folder: Path) -> list[str]:
+    """What runs with its AIRFLOW_HOME in the folder."""
+    processes = psutil.process_iter(["environ", "cmdline", "status"])
+    return [
+        " ".join(process.info["cmdline"] or [])
+        for process in processes
+        if str(folder) in (process.info["environ"] or {}).get("AIRFLOW_HOME", "")
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def assert_nothing_left(folder: Path) -> None:
+    assert airflow_processes(folder) == []
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_two_deployments_take_turns(tmp_path: Path) -> None:
+    output, _ = demo(tmp_path, "--runs", "2").communicate(timeout=280)
+    assert "4 of 4 runs have ended" in output
+    assert "The lock kept its word." in output
+    assert "<svg" in (tmp_path / "demo-report" / "index.html").read_text()
+    assert_nothing_left(tmp_path)
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    running = demo(tmp_path)
+    deadline = time.monotonic() + 60
+    while len(airflow_processes(tmp_path)) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    running.send_signal(signal.SIGINT)
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in output
+    assert_nothing_left(tmp_path)
