@@ -19,7 +19,7 @@ from airflow.triggers.base import StartTriggerArgs
 from airflow_dynamo_lock import leases
 from airflow_dynamo_lock.compat import as_execute, may_start_from_trigger, runs_in_dag_test
 from airflow_dynamo_lock.guard import Guard, leave_ended_tasks, show_leases
-from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DEFAULT_LEASE, DynamoLockHook
+from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
 from airflow_dynamo_lock.links import LINK_KEY, LockRecordLink, record_url
 from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockTimeoutError, LockValueError
 from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE, Seconds
@@ -359,11 +359,3 @@ def _is_held(client: LockClient, lease: Lease) -> bool:
 
 # Heartbeats of a ``dag.test()``, which runs in one process.
 _beating: dict[str, KeepAlive] = {}
-
-__all__ = [
-    "DEFAULT_LEASE",
-    "DynamoLockAcquireOperator",
-    "DynamoLockHeartbeatOperator",
-    "DynamoLockOperator",
-    "DynamoLockReleaseOperator",
-]

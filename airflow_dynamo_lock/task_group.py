@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +133,3 @@ class DynamoLock(TaskGroup):
 
     def _enter(self, mapped: bool, then: Any) -> EnterLock:
         return EnterLock(self.acquire.task_id, self.dynamo_lock_conn_id, mapped=mapped, then=then)
-
-
-__all__: Sequence[str] = ("DynamoLock",)

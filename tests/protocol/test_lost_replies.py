@@ -27,6 +27,8 @@ def test_an_acquire_that_the_sdk_sent_twice_finds_its_own_lease(world: World) ->
     assert isinstance(granted, Granted)
     assert list(world.record().holders) == ["a"]
     assert granted.token == world.record().token
+    first, *_, last = host.stamps
+    assert world.record().holders["a"].version == last.version != first.version, "seen to be alive since"
 
 
 def test_a_lease_found_again_gets_a_token_of_its_own_and_counts_from_then(world: World) -> None:

@@ -218,6 +218,34 @@ def test_of_two_that_reclaim_the_same_dead_holder_one_wins(world: World) -> None
     assert list(world.record().holders) == ["c"]
 
 
+def test_two_processes_that_make_the_same_attempt_take_its_slots_once(world: World) -> None:
+    """As two triggerers of Airflow's that run the same trigger."""
+    Host(world, "other").take(capacity=3)
+    first, second = Host(world, "a"), Host(world, "b")
+    attempts = [
+        host.start(host.operations.try_acquire(host.claim("ti.id", capacity=3), undo=False)).step()
+        for host in (first, second)
+    ]
+
+    granted = [attempt.finish() for attempt in attempts]
+
+    assert all(isinstance(each, Granted) for each in granted)
+    assert set(world.record().holders) == {"other", "ti.id"}
+    assert world.record().available == 1
+
+
+def test_one_who_joins_while_all_the_dead_are_being_reclaimed_keeps_his_slot(world: World) -> None:
+    Host(world, "dead").take(slots=2, capacity=3)
+    world.now += LONG_DEAD
+    b = Host(world, "b")
+    about_to_reclaim = b.start(b.operations.try_acquire(b.claim(slots=2, capacity=3), undo=False)).step()
+    assert isinstance(Host(world, "c").take(capacity=3), Granted)
+
+    assert isinstance(about_to_reclaim.finish(), Granted)
+    assert set(world.record().holders) == {"b", "c"}
+    assert world.record().available == 0
+
+
 def test_one_who_is_beaten_to_each_free_slot_counts_as_refused_in_the_end(
     make_world: Callable[..., World],
 ) -> None:
