@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -277,6 +278,30 @@ def test_keys_of_all_kinds_are_locks_of_their_own(client: LockClient, key: str) 
         record = client.get(name)
         assert record
         assert list(record.holders) == [lease.lease_id]
+
+
+def test_grants_releases_reclaims_and_losses_are_logged_without_what_is_stored(
+    client: LockClient, elsewhere: LockClient, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "airflow_dynamo_lock")
+    dead = elsewhere.acquire(key, lease=0.3, data={"password": "hunter2"})
+    lease = client.acquire(key, timeout=10, poll_interval=0.1)
+    assert client.release(lease)
+    assert not elsewhere.release(dead)
+
+    ours = [record for record in caplog.records if record.name == "airflow_dynamo_lock"]
+    told = [record.getMessage() for record in ours if record.levelno >= logging.INFO]
+    assert [line.split(key)[0] for line in told] == [
+        "Acquired the lock '",
+        "Reclaimed the lock '",
+        "Acquired the lock '",
+        "Released the lock '",
+        "The lock '",
+    ]
+    for line, whose in zip(told, (dead, dead, lease, lease, dead), strict=True):
+        assert whose.lease_id in line
+    assert str(lease.token) in told[2]
+    assert "hunter2" not in "".join(record.getMessage() for record in ours)
 
 
 # -- the package ----------------------------------------------------------------------------------------------------

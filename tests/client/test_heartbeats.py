@@ -7,11 +7,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from airflow_dynamo_lock import Lease, LockClient, LockLostError
+from airflow_dynamo_lock.protocol.model import Released
 from tests.client.clients import AsyncClientInThread
 from tests.client.conftest import MakeClient
 from tests.client.losses import Losses
@@ -148,13 +150,33 @@ def test_nothing_is_told_of_a_lease_that_was_released(flaky: LockClient, key: st
     lost.none(within=0.4)
 
 
-def test_no_heartbeat_is_sent_after_the_block(flaky: LockClient, proxy: Proxy, key: str) -> None:
-    with flaky.lock(key):
+@pytest.mark.parametrize("failure", [None, ZeroDivisionError])
+def test_no_heartbeat_is_sent_after_the_block_and_no_loss_is_told(
+    flaky: LockClient, proxy: Proxy, key: str, lost: Losses, failure: type[Exception] | None
+) -> None:
+    with suppress(ZeroDivisionError), flaky.lock(key, on_lost=lost):
         proxy.wait_for(1, "heartbeat")
+        if failure:
+            raise failure
     sent = len(proxy.seen)
-    time.sleep(LEASE / 3)
 
+    lost.none(within=LEASE / 3)
     assert len(proxy.seen) == sent
+
+
+def test_a_patient_release_outlasts_a_bad_network(
+    flaky: LockClient, client: LockClient, proxy: Proxy, key: str
+) -> None:
+    lease = flaky.acquire(key)
+    with ThreadPoolExecutor(1) as pool:
+        with proxy.breaking() as down:
+            releasing = pool.submit(flaky.give_back, lease, patience=10)
+            proxy.wait_for(2, "release")
+            assert not releasing.done()
+        assert releasing.result(10) == Released()
+
+    assert down.hits >= 2
+    assert client.try_acquire(key)
 
 
 def test_heartbeats_that_cannot_be_sent_at_all_lose_the_lease_and_say_so(

@@ -105,11 +105,11 @@ POLL = 0.5
 
 
 async def test_a_thousand_coroutines_waiting_on_fifty_locks_are_one_read_per_poll(
-    proxy: Proxy, key: str
+    proxy: Proxy, key: str, shows_refused: bool
 ) -> None:
     slow = {"read_timeout": 30}  # a thousand tries at once are not answered within the usual two seconds
     async with (
-        async_lock_client(proxy.endpoint_url) as holder,
+        async_lock_client(proxy.endpoint_url, lease=300) as holder,
         async_lock_client(proxy.endpoint_url, sdk=slow) as waiters,
     ):
         held = {name: await holder.acquire(name) for name in (f"{key}-{number}" for number in range(50))}
@@ -118,7 +118,7 @@ async def test_a_thousand_coroutines_waiting_on_fifty_locks_are_one_read_per_pol
         ]
         try:
             await asyncio.to_thread(proxy.wait_for, 1, "BatchGetItem", within=60)
-            await _until_all_wait(proxy, len(held) + len(tasks))
+            await _until_all_wait(proxy, len(held) + len(tasks), 0 if shows_refused else len(tasks))
 
             begun, first = time.monotonic(), len(proxy.seen)
             await asyncio.to_thread(proxy.wait_for, proxy.whats().count("BatchGetItem") + 6, "BatchGetItem")
@@ -145,14 +145,15 @@ async def test_a_thousand_coroutines_waiting_on_fifty_locks_are_one_read_per_pol
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _until_all_wait(proxy: Proxy, tries: int) -> None:
-    """Each waiter has tried once, and there was a poll after the last of them."""
+async def _until_all_wait(proxy: Proxy, tries: int, reads: int) -> None:
+    """Each waiter has tried once, and has read where the refusal showed nothing; and there was a poll after that."""
     await asyncio.to_thread(proxy.wait_for, tries, "acquire", within=60)
+    await asyncio.to_thread(proxy.wait_for, reads, "GetItem", within=60)
     await asyncio.to_thread(proxy.wait_for, proxy.whats().count("BatchGetItem") + 1, "BatchGetItem")
 
 
 def test_threads_that_wait_in_one_process_share_the_poller_too(
-    make_client: MakeClient, proxy: Proxy, key: str
+    make_client: MakeClient, proxy: Proxy, key: str, shows_refused: bool
 ) -> None:
     poll_interval = 0.2
     holder, waiters = make_client(), make_client(proxy)
@@ -166,6 +167,7 @@ def test_threads_that_wait_in_one_process_share_the_poller_too(
         for lease in held * 6:
             threads.submit(wait, lease.key)
         proxy.wait_for(30, "acquire")
+        proxy.wait_for(0 if shows_refused else 30, "GetItem")
         proxy.wait_for(proxy.whats().count("BatchGetItem") + 1, "BatchGetItem")
 
         begun, first = time.monotonic(), len(proxy.seen)

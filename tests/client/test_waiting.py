@@ -60,7 +60,7 @@ def test_an_impatient_waiter_does_not_wait_for_the_poll_of_a_patient_one(
     patient, _ = _acquire(threads, client, f"{key}/other", poll_interval=600, timeout=1)
     _wait_until(lambda: _queue(client, f"{key}/other") == 1)
     time.sleep(0.1)  # the poller has fallen asleep
-    impatient, _ = _acquire(threads, client, key, poll_interval=0.2)
+    impatient, _ = _acquire(threads, client, key, poll_interval=0.2, timeout=5)
     _wait_until(lambda: _queue(client, key) == 1)
     record = elsewhere.get(key)
     assert record
@@ -207,6 +207,26 @@ async def test_a_keeper_learns_of_the_end_of_its_lease_from_another_process(
 async def elsewhere_async(engine: Engine) -> AsyncIterator[AsyncLockClient]:
     async with async_lock_client(engine.endpoint_url) as client:
         yield client
+
+
+@pytest.mark.parametrize("end", ["release", "abandon"])
+async def test_a_keeper_beats_through_a_bad_network_until_its_lease_ends(
+    keeper: AsyncLockClient, proxy: Proxy, elsewhere_async: AsyncLockClient, key: str, end: str
+) -> None:
+    lease = await elsewhere_async.acquire(key)
+    keeping = asyncio.create_task(keeper.keep(lease, interval=0.05))
+    await asyncio.to_thread(proxy.wait_for, 3, "heartbeat")
+    with proxy.breaking() as down:
+        await asyncio.to_thread(proxy.wait_for, 6, "heartbeat")
+    assert down.hits
+    assert not keeping.done()
+
+    if end == "abandon":
+        await elsewhere_async.enter(lease, "pid-1")
+    await elsewhere_async.give_back(lease)
+
+    outcome = await asyncio.wait_for(keeping, 5)
+    assert type(outcome).__name__ == ("Ending" if end == "abandon" else "Lost")
 
 
 async def test_many_leases_are_watched_over_with_one_read_per_poll(
