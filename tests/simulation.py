@@ -16,6 +16,7 @@ from typing import Any, Generic, Self
 from botocore import xform_name
 from botocore.exceptions import ClientError
 
+from airflow_dynamo_lock.client import wire
 from airflow_dynamo_lock.protocol.effects import (
     Effect,
     Operation,
@@ -27,7 +28,7 @@ from airflow_dynamo_lock.protocol.effects import (
     T,
     WaitForRoom,
 )
-from airflow_dynamo_lock.protocol.errors import LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import LockError, LockUnavailableError
 from airflow_dynamo_lock.protocol.model import Claim, Holder, LockRecord, Term
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.operations import Operations
@@ -53,6 +54,7 @@ class World:
     :ivar dates: whether the server sends ``Date`` headers. DynamoDB does, DynamoDB Local does not.
     :ivar shows_refused: whether a refused write shows the item. DynamoDB does, DynamoDB Local does not.
     :ivar fates: what happens to the next requests; those after them arrive and are answered.
+    :ivar server_off: by how many seconds the clock of the server is off that answers next.
     :ivar sent: every request that was sent, in order.
     """
 
@@ -61,6 +63,7 @@ class World:
         self.dates = dates
         self.shows_refused = shows_refused
         self.fates: deque[str] = deque()
+        self.server_off: Callable[[], float] = lambda: 0.0
         self.sent: list[Request] = []
         self.client = client
 
@@ -88,7 +91,7 @@ class World:
             sent_at=clock(),
             received_at=clock(),
             # The header has whole seconds.
-            server_ms=self.server_ms // 1000 * 1000 if self.dates else None,
+            server_ms=(self.server_ms + round(self.server_off() * 1000)) // 1000 * 1000 if self.dates else None,
             refused=refused,
             retried=fate == LOST_THEN_RETRIED,
         )
@@ -97,8 +100,7 @@ class World:
         try:
             return getattr(self.client, xform_name(request.action))(**request.params), False
         except ClientError as failure:
-            if failure.response["Error"]["Code"] != "ConditionalCheckFailedException":
-                raise
+            wire.answer_to(failure, request, 0.0)  # raises all but a refusal, as users see it
             return (failure.response if self.shows_refused else {}), True
 
     def item(self, key: str = KEY) -> dict[str, Any] | None:
@@ -155,7 +157,7 @@ class Host:
 
     def stamp(self) -> Stamp:
         host_ms = self.world.server_ms + round(self.wall_clock_off * 1000)
-        self.stamps.append(Stamp(f"{self.name}-{len(self.stamps)}", self.clock.at(self.now()), host_ms))
+        self.stamps.append(Stamp(f"{self.name}-{len(self.stamps)}", self.clock.at(self.now()), host_ms, self.now()))
         return self.stamps[-1]
 
     def claim(self, lease_id: str | None = None, **options: Any) -> Claim:
@@ -244,7 +246,7 @@ class Paused(Generic[T]):
         assert self.effect is not None
         try:
             answer = self._host.carry_out(self.effect)
-        except LockUnavailableError as raised:
+        except LockError as raised:
             failure = raised
             self._go_on(lambda: self._operation.throw(failure))
         else:

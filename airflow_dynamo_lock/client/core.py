@@ -83,7 +83,8 @@ class ClientCore:
 
     def stamp(self) -> Stamp:
         """What the next write attempt carries."""
-        return Stamp(str(uuid.uuid4()), self.clock.at(monotonic()), time.time_ns() // 1_000_000)
+        at = monotonic()
+        return Stamp(str(uuid.uuid4()), self.clock.at(at), time.time_ns() // 1_000_000, at)
 
     def interval(self, lease: Lease) -> float:
         """Seconds between heartbeats of `lease`: the client's, or a sixth of the lease."""

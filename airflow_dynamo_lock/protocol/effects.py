@@ -79,11 +79,14 @@ class Stamp:
     :ivar server_ms: DynamoDB's time as this process estimates it, epoch milliseconds; None if it has seen no ``Date``.
     :ivar host_ms: the host's wall clock, epoch milliseconds. Good enough for people to read; never for deciding who is
         dead.
+    :ivar at: when it was made, monotonic seconds. The lease counts from then, not from when the write was sent: a
+        process may be stopped in between, and others go by what the record says (rule R4).
     """
 
     version: str
     server_ms: int | None
     host_ms: int
+    at: float
 
     @property
     def best_ms(self) -> int:

@@ -215,7 +215,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Granted:
-    """The lock is ours. `sent_at` is when the write that took it was sent."""
+    """The lock is ours. `sent_at` is when the write that took it was about to be sent: the lease counts from then."""
 
     claim: Claim
     token: int

@@ -170,14 +170,14 @@ class Operations:
         record = self.format.record(reply.output["Attributes"], reply.server_ms)
         token, acquired_at_ms = record.token, record.holders[claim.lease_id].acquired_at_ms
         if self._wrong_time(reply, first):
-            fresh = self.stamp()
+            stamp = fresh = self.stamp()
             acquired_at_ms = fresh.best_ms
             if token in (first.best_ms + 1, first.best_ms + 2):  # seeded by us, in this attempt
                 token = fresh.best_ms + 1
             reply = yield _within(self.format.put_right(claim, record.token, token, fresh), within)
             if reply.refused:
                 return None
-        return Granted(claim, token, acquired_at_ms, reply.sent_at, reclaimed)
+        return Granted(claim, token, acquired_at_ms, stamp.at, reclaimed)
 
     def _wrong_time(self, reply: Reply, stamp: Stamp) -> bool:
         """Whether the answer shows that the time a write was stamped with is wrong."""
@@ -271,9 +271,9 @@ class Operations:
         self, key: str, lease_id: str, lease_ms: int, *, within: float | None = None
     ) -> Operation[Renewed | Lost]:
         """Show that the holder lives."""
-        request = self.format.heartbeat(key, lease_id, lease_ms, self.stamp())
-        reply: Reply = yield _within(request, within)
-        return (yield from self._renewed(key, lease_id, reply, within))
+        stamp = self.stamp()
+        reply: Reply = yield _within(self.format.heartbeat(key, lease_id, lease_ms, stamp), within)
+        return (yield from self._renewed(key, lease_id, reply, stamp, within))
 
     def keep_alive(
         self,
@@ -335,12 +335,11 @@ class Operations:
         self, key: str, lease_id: str, process: str, lease_ms: int, *, within: float | None = None
     ) -> Operation[Renewed | Ending | Lost]:
         """Note that a guarded process is inside (rule R8)."""
-        reply: Reply = yield _within(
-            self.format.enter(key, lease_id, process, lease_ms, self.stamp()), within
-        )
+        stamp = self.stamp()
+        reply: Reply = yield _within(self.format.enter(key, lease_id, process, lease_ms, stamp), within)
         if reply.refused:
             return (yield from self._why_refused(key, lease_id, reply, within))
-        return (yield from self._renewed(key, lease_id, reply, within))
+        return (yield from self._renewed(key, lease_id, reply, stamp, within))
 
     def _why_refused(
         self, key: str, lease_id: str, reply: Reply, within: float | None
@@ -351,13 +350,13 @@ class Operations:
         return Lost(record) if holder is None else Ending(holder)
 
     def _renewed(
-        self, key: str, lease_id: str, reply: Reply, within: float | None
+        self, key: str, lease_id: str, reply: Reply, stamp: Stamp, within: float | None
     ) -> Operation[Renewed | Lost]:
         if reply.refused:
             record, _ = yield from self._record_after(key, reply, within)
             return Lost(record)
         record = self.format.record(reply.output["Attributes"], reply.server_ms)
-        return Renewed(record.holders[lease_id], reply.sent_at)
+        return Renewed(record.holders[lease_id], stamp.at)
 
     # -- give back ----------------------------------------------------------------------------------------------
 

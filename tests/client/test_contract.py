@@ -92,7 +92,7 @@ def test_a_waiter_gets_the_lock_a_poll_after_another_process_has_released_it(
     client: LockClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = elsewhere.acquire(key)
-    waiting = threads.submit(client.acquire, key, poll_interval=0.2)
+    waiting = threads.submit(client.acquire, key, poll_interval=0.2, timeout=20)
     while not core_of(client).watch:
         time.sleep(0.002)
     released = time.monotonic()
@@ -106,7 +106,7 @@ def test_one_who_only_waits_for_room_takes_nothing(
     client: LockClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = elsewhere.acquire(key)
-    waiting = threads.submit(client.wait, key, poll_interval=0.1)
+    waiting = threads.submit(client.wait, key, poll_interval=0.1, timeout=20)
     while not core_of(client).watch:
         time.sleep(0.002)
     assert not waiting.done()

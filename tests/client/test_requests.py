@@ -161,7 +161,7 @@ def test_threads_that_wait_in_one_process_share_the_poller_too(
     granted: SimpleQueue[Lease] = SimpleQueue()
 
     def wait(name: str) -> None:
-        granted.put(waiters.acquire(name, poll_interval=poll_interval))
+        granted.put(waiters.acquire(name, poll_interval=poll_interval, timeout=60))
 
     with ThreadPoolExecutor(30) as threads:
         for lease in held * 6:

@@ -259,7 +259,8 @@ def _wait_until(so: Callable[[], bool]) -> None:
 def _acquire(
     threads: ThreadPoolExecutor, client: LockClient, key: str, **options: object
 ) -> tuple[Future[Lease], threading.Event]:
-    """An acquire in a thread, and the moment at which it was refused first."""
+    """An acquire in a thread, and the moment at which it was refused first. It ends, even if the test fails."""
+    options.setdefault("timeout", 20)
     refused = threading.Event()
     acquire: Callable[..., Lease] = client.acquire
     return threads.submit(acquire, key, on_busy=lambda _: refused.set(), **options), refused

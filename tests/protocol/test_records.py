@@ -6,11 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 
-from airflow_dynamo_lock.client import wire
 from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.effects import Reply, Request
 from airflow_dynamo_lock.protocol.errors import LockRecordError, LockTableError
 from airflow_dynamo_lock.protocol.model import Granted, LockRecord, Lost
 from tests.simulation import BEGIN_MS, KEY, Host, World, a_holder
@@ -85,18 +82,7 @@ DAMAGED = {
 
 @pytest.fixture
 def host(world: World) -> Host:
-    """One whose errors are those that users see."""
-    host = Host(world, "b")
-    send = host.send
-
-    def translated(request: Request) -> Reply:
-        try:
-            return send(request)
-        except ClientError as failure:
-            return wire.answer_to(failure, request, host.now())
-
-    host.send = translated  # type: ignore[method-assign]
-    return host
+    return Host(world, "b")
 
 
 @pytest.mark.parametrize("values", DAMAGED.values(), ids=DAMAGED.keys())

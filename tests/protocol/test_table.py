@@ -1,0 +1,105 @@
+"""Making the table: what is waited for, and for how long, and what happens when two make it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock.protocol import table
+from airflow_dynamo_lock.protocol.effects import Reply, Request, Sleep
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockTableError
+from tests.simulation import Host, Paused, World
+
+NAME = "new-table"
+
+
+@pytest.fixture
+def host(world: World) -> Iterator[Host]:
+    yield Host(world)
+    if NAME in world.client.list_tables()["TableNames"]:
+        world.client.delete_table(TableName=NAME)
+
+
+def _creating(host: Host) -> Paused[None]:
+    return host.start(table.create(NAME, now=host.now(), timeout=10.0))
+
+
+def _up_to(creating: Paused[None], action: str) -> Paused[None]:
+    """Go on to just before that request."""
+    while not (isinstance(creating.effect, Request) and creating.effect.action == action):
+        creating.step()
+    return creating
+
+
+def _describes(status: str) -> Reply:
+    keys = [{"AttributeName": "key", "KeyType": "HASH"}, {"AttributeName": "entry", "KeyType": "RANGE"}]
+    output: dict[str, Any] = {"Table": {"TableStatus": status, "KeySchema": keys}}
+    return Reply(output, 0.0, 0.0)
+
+
+def test_a_table_is_made_checked_and_completed(world: World, host: Host) -> None:
+    _creating(host).finish()
+
+    assert [action for action in world.actions() if not action.startswith("Describe")] == [
+        "CreateTable",
+        "UpdateTimeToLive",
+    ]
+    host.run(table.check(NAME))
+
+
+def test_a_table_that_is_not_there_yet_is_waited_for() -> None:
+    """DescribeTable is eventually consistent: for a while it may not know the table, and then it is not active."""
+    creating = table.create(NAME, now=0.0, timeout=10.0)
+    next(creating)
+    effect = creating.send(Reply({}, 0.0, 0.0))
+    assert isinstance(effect, Request)
+    assert isinstance(creating.throw(table.TableMissingError("unknown")), Sleep)
+    assert creating.send(0.5) == effect
+    assert isinstance(creating.send(_describes("CREATING")), Sleep)
+    assert creating.send(1.0) == effect
+    after = creating.send(_describes("ACTIVE"))
+
+    assert isinstance(after, Request)
+
+
+def test_a_table_that_does_not_become_active_in_time_is_an_error() -> None:
+    creating = table.create(NAME, now=0.0, timeout=10.0)
+    next(creating)
+    creating.send(Reply({}, 0.0, 0.0))
+    creating.send(_describes("CREATING"))
+    creating.send(10.0)
+
+    with pytest.raises(LockTableError, match=f"'{NAME}' is CREATING after 10 s"):
+        creating.send(_describes("CREATING"))
+
+
+@pytest.mark.parametrize("status", ["CREATING", "DELETING", "ARCHIVED"])
+def test_a_table_that_is_not_active_is_no_table_to_lock_in(status: str) -> None:
+    checking = table.check(NAME)
+    next(checking)
+
+    with pytest.raises(LockTableError, match=f"is {status}, not ACTIVE"):
+        checking.send(_describes(status))
+
+
+def test_one_whom_another_forestalled_in_enabling_expiry_is_content(host: Host) -> None:
+    late = _up_to(_creating(host), "UpdateTimeToLive")
+    _creating(host).finish()
+
+    late.interrupt(LockError("TimeToLive is already enabled")).finish()
+
+
+def test_one_who_may_not_enable_expiry_is_told_so(host: Host) -> None:
+    refused = _up_to(_creating(host), "UpdateTimeToLive")
+
+    with pytest.raises(LockAccessError, match="not for you"):
+        refused.interrupt(LockAccessError("not for you")).finish()
+
+
+def test_one_who_makes_a_table_that_another_has_just_made_uses_that(host: Host) -> None:
+    late = _creating(host)
+    _creating(host).finish()
+
+    late.finish()
