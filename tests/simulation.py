@@ -91,7 +91,9 @@ class World:
             sent_at=clock(),
             received_at=clock(),
             # The header has whole seconds.
-            server_ms=(self.server_ms + round(self.server_off() * 1000)) // 1000 * 1000 if self.dates else None,
+            server_ms=(self.server_ms + round(self.server_off() * 1000)) // 1000 * 1000
+            if self.dates
+            else None,
             refused=refused,
             retried=fate == LOST_THEN_RETRIED,
         )
@@ -157,7 +159,9 @@ class Host:
 
     def stamp(self) -> Stamp:
         host_ms = self.world.server_ms + round(self.wall_clock_off * 1000)
-        self.stamps.append(Stamp(f"{self.name}-{len(self.stamps)}", self.clock.at(self.now()), host_ms, self.now()))
+        self.stamps.append(
+            Stamp(f"{self.name}-{len(self.stamps)}", self.clock.at(self.now()), host_ms, self.now())
+        )
         return self.stamps[-1]
 
     def claim(self, lease_id: str | None = None, **options: Any) -> Claim:
