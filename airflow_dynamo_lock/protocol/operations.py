@@ -49,6 +49,8 @@ _ROUNDS = 8
 # seconds, and so has what a stamp is estimated from.
 _BEHIND_MS = 2000
 _AHEAD_MS = 2000
+# A token seeded further ahead than this might outrun the record's retention (rule R10).
+_OUTRUNS_MS = 3600 * 1000
 # What a request is given to be answered, however little of the caller's time is left, in seconds.
 _ANSWER_WITHIN = 3.0
 # What a caller that gives up still spends on undoing an acquire whose fate it does not know, in seconds.
@@ -172,8 +174,11 @@ class Operations:
         if self._wrong_time(reply, first):
             stamp = fresh = self.stamp()
             acquired_at_ms = fresh.best_ms
-            if token in (first.best_ms + 1, first.best_ms + 2):  # seeded by us, in this attempt
-                token = fresh.best_ms + 1
+            right = fresh.best_ms + 1
+            # Seeded by us, in this attempt; or it only looks so. Then it may have been handed out before, and must not
+            # be lowered, which a seed that is a little ahead does not need either.
+            if token in (first.best_ms + 1, first.best_ms + 2) and not 0 <= token - right < _OUTRUNS_MS:
+                token = right
             reply = yield _within(self.format.put_right(claim, record.token, token, fresh), within)
             if reply.refused:
                 return None

@@ -53,7 +53,7 @@ def test_a_wrong_host_clock_is_put_right_before_anybody_hears_of_the_grant(
     assert world.actions() == ["UpdateItem", "UpdateItem"]
     record = world.record()
     assert granted.token == record.token
-    assert record.token == pytest.approx(world.server_ms, abs=1_500)
+    assert -1_500 <= record.token - world.server_ms <= 6_500, "a little ahead does no harm"
     assert record.holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
     assert (
         granted.acquired_at_ms
@@ -77,6 +77,20 @@ def test_a_wrong_host_clock_does_not_correct_the_token_of_a_lock_that_has_one(wo
     second = Host(world, "b", wall_clock_off=-3 * HOURS).take()
 
     assert second.token == world.record().token == first.token + 1
+
+
+def test_a_token_that_only_looks_like_a_wrong_seed_is_not_lowered(world: World) -> None:
+    """Servers' clocks differ too: what an answer shows to be wrong may be right, and the token another's."""
+    host = Host(world, "a")
+    first = host.take()
+    host.release()
+    host.clock.note(Reply({}, host.now(), host.now(), server_ms=first.token - 1))
+    world.server_off = lambda: -5.0
+
+    second = host.take("again")
+
+    assert world.actions()[-2:] == ["UpdateItem", "UpdateItem"], "it was put right"
+    assert second.token == first.token + 1
 
 
 def test_a_token_seeded_by_a_wrong_clock_is_put_right_after_a_lost_reply_too(world: World) -> None:

@@ -95,7 +95,7 @@ class History:
                 self.die,
                 self.time_passes,
             ],
-            weights=[30, 6, 8, 3, 6, 6, 2, 8],
+            weights=[30, 8, 6, 3, 4, 3, 1, 6],
         )[0]
         (happening if len(self.running) < 6 else self.go_on)()
         self.land(all_of_them=False)
@@ -205,7 +205,16 @@ class History:
             self.told.append(f"{self.world.now:.1f} {work.lease_id}/{who} died")
 
     def time_passes(self) -> None:
-        self.world.now += self.random.choice([0.1, 0.1, 1.0, 1.0, 3.0, 10.0, 25.0])
+        """A moment, or up to where it gets interesting: just before or after somebody's time is up."""
+        ends = [
+            term.remaining() / host.clock_rate + more
+            for work in self.works.values()
+            for term in work.terms.values()
+            for host in self.hosts
+            for more in (-0.2, -0.2, 0.2, 2.0, 8.0)
+            if term._now == host.now and term.remaining() > 0.5
+        ]
+        self.world.now += self.random.choice([0.1, self.random.choice(ends)] if ends else [0.1, 1.0, 15.0])
 
     def land(self, *, all_of_them: bool) -> None:
         """Requests that were given up reach DynamoDB."""
