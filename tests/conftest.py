@@ -1,9 +1,18 @@
-"""What all tests share: they never reach AWS, nor an Airflow of this machine."""
+"""What all tests share: they never reach AWS, nor an Airflow of this machine; and histories play beside them."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 # Before anything is imported that reads them, and for child processes too. Engines take any credentials.
 for _name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -20,3 +29,46 @@ for _name in [name for name in os.environ if name.startswith("AIRFLOW_")]:
     del os.environ[_name]
 _home = tempfile.TemporaryDirectory(prefix="airflow-")  # removed at exit
 os.environ.update(AIRFLOW_HOME=_home.name, AIRFLOW__CORE__LOAD_EXAMPLES="False")
+
+
+class Playing:
+    """The simulated histories, in processes of their own and with what nobody else wants of the machine's time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._report = folder / "histories.json"
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.histories", "--histories", "100000", "--first", "1"),
+                *("--report", str(self._report), "--idle"),
+            ],
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def result(self) -> Any:
+        """Wait until they are over; their figures."""
+        self._process.wait()
+        return json.loads(self._report.read_text())
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def playing_histories(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Playing | None]:
+    """Begun with the first test, if one of them asks for it: most of what the tests with a real Airflow do is wait."""
+    if not any(
+        getattr(item, "originalname", None) == "test_the_invariants_hold_in_all_histories"
+        for item in request.session.items
+    ):
+        yield None
+        return
+    playing = Playing(tmp_path_factory.mktemp("histories"))
+    try:
+        yield playing
+    finally:
+        playing.stop()

@@ -28,7 +28,7 @@ from airflow_dynamo_lock.protocol.effects import (
     T,
     WaitForRoom,
 )
-from airflow_dynamo_lock.protocol.errors import LockError, LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockUnavailableError
 from airflow_dynamo_lock.protocol.model import Claim, Holder, LockRecord, Term
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.operations import Operations
@@ -44,6 +44,7 @@ HOURS = 3600.0
 LOST = "applied, but its answer is lost"
 LOST_THEN_RETRIED = "applied, its answer is lost, and the SDK sends it again"
 UNSENT = "it never arrives"
+DENIED = "AWS refuses it, as when credentials have expired"
 
 
 class World:
@@ -76,11 +77,14 @@ class World:
         """Carry a request out for a host with that monotonic clock.
 
         :raises LockUnavailableError: its answer is lost, or it never arrived.
+        :raises LockAccessError: it is denied.
         """
         self.sent.append(request)
         fate = self.fates.popleft() if self.fates else ""
         if fate == UNSENT:
             raise LockUnavailableError("DynamoDB cannot be reached.", maybe_applied=False)
+        if fate == DENIED:
+            raise LockAccessError("AWS does not allow it.")
         output, refused = self._apply(request)
         if fate == LOST:
             raise LockUnavailableError("The connection to DynamoDB broke.", maybe_applied=True)
@@ -213,7 +217,7 @@ class Host:
 
     def release(self, lease_id: str | None = None, *, slots: int = 1, grace_ms: int = 15_000) -> Any:
         """Give back: `Released`, `Abandoned` or `Lost`."""
-        return self.run(self.operations.release(KEY, lease_id or self.name, slots, grace_ms))
+        return self.run(self.operations.release(KEY, lease_id or self.name, slots, grace_ms, heard=True))
 
     def term(self) -> Term:
         """A lease's time by this host's clock."""

@@ -171,20 +171,20 @@ class AsyncLockClient:
     async def keep(self, lease: Lease, *, interval: Seconds) -> Ending | Lost:
         """Send heartbeats for those who work under the lease elsewhere, until it is gone or was abandoned."""
         every = limits.checked_heartbeat(seconds("interval", interval), lease.lease_ms / 1000)
+        lease = lease.checked()
         return await self._run(self._core.operations.keep(lease.key, lease.lease_id, lease.lease_ms, every))
 
-    async def until_gone(self, lease: Lease, *, poll_interval: Seconds = 1.0) -> LockRecord | None:
-        """Wait until the lease is no longer among the holders, or was abandoned; return the lock as it is then.
+    async def until_gone(self, lease: Lease, *, poll_interval: Seconds = 1.0) -> None:
+        """Wait until the lease is no longer among the holders, or was abandoned.
 
         It looks through the shared poller, so any number of leases cost one read for each hundred keys.
         """
-        seen = asyncio.Event()
-        sight = Sight(lease.key, lease.lease_id, seconds("poll_interval", poll_interval), seen.set)
+        lease = lease.checked()
+        seen: asyncio.Queue[bool] = asyncio.Queue()
+        sight = Sight(lease.key, lease.lease_id, seconds("poll_interval", poll_interval), seen.put_nowait)
         self._queue(sight)
         try:
-            while True:
-                await seen.wait()
-                seen.clear()
+            while not await _latest(seen):
                 # The poller's reads may be older than the lease itself: ask once more, consistently.
                 try:
                     record = await self.get(lease.key)
@@ -192,7 +192,7 @@ class AsyncLockClient:
                     continue  # the poller goes on, and shows it again
                 holder = record.holders.get(lease.lease_id) if record else None
                 if holder is None or holder.ending:
-                    return record
+                    return
         finally:
             self._core.watch.remove(sight)
 
@@ -212,7 +212,7 @@ class AsyncLockClient:
         """See `LockClient.release`."""
         return isinstance(await self.give_back(lease), Released)
 
-    async def give_back(self, lease: Lease, *, patience: Seconds = 0) -> Released | Abandoned | Lost:
+    async def give_back(self, lease: Lease, *, patience: Seconds | None = 0) -> Released | Abandoned | Lost:
         """See `LockClient.give_back`."""
         outcome = await self._run(self._core.give_back(lease, patience))
         self._tell_keeper(lease, outcome)
@@ -313,6 +313,13 @@ class AsyncLockClient:
     def _tell_keeper(self, lease: Lease, outcome: Released | Abandoned | Renewed | Lost) -> None:
         if not isinstance(outcome, Renewed):
             self._core.watch.ended(lease.key, lease.lease_id)
+
+
+async def _latest(seen: asyncio.Queue[bool]) -> bool:
+    certain = await seen.get()
+    while not seen.empty():
+        certain |= seen.get_nowait()
+    return certain
 
 
 async def _woken(woken: asyncio.Queue[Exception | None], within: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -13,7 +14,12 @@ from typing import Any, TypedDict
 from airflow_dynamo_lock.client.wire import monotonic
 from airflow_dynamo_lock.protocol import limits
 from airflow_dynamo_lock.protocol.effects import Operation, ServerClock, Sleep, Stamp
-from airflow_dynamo_lock.protocol.errors import LockLostError, LockUnavailableError, LockValueError
+from airflow_dynamo_lock.protocol.errors import (
+    LockAccessError,
+    LockLostError,
+    LockUnavailableError,
+    LockValueError,
+)
 from airflow_dynamo_lock.protocol.limits import Seconds, seconds
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
@@ -27,6 +33,7 @@ from airflow_dynamo_lock.protocol.model import (
     Released,
     Renewed,
     Term,
+    readable,
 )
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.operations import Operations, log
@@ -132,7 +139,7 @@ class ClientCore:
 
     def renew(self, lease: Lease) -> Operation[Lease]:
         """See `LockClient.renew`."""
-        lease = self.with_term(lease)
+        lease = self.with_term(lease.checked())
         if lease.term is not None and lease.term.lost:
             lease.check()  # once lost, always lost: a heartbeat would only keep others waiting
         outcome = yield from self.operations.heartbeat(lease.key, lease.lease_id, lease.lease_ms)
@@ -151,6 +158,8 @@ class ClientCore:
     def enter(self, lease: Lease, process: str) -> Operation[Lease]:
         """See `LockClient.enter`. Who is inside counts on no more than the grace (rule R9): by then, an abandoned
         lease may be somebody else's."""
+        limits.checked_id("A process's id", process)
+        lease = lease.checked()
         lease = replace(lease, lease_ms=min(lease.lease_ms, lease.grace_ms), term=Term(monotonic))
         outcome = yield from self.operations.enter(lease.key, lease.lease_id, process, lease.lease_ms)
         if isinstance(outcome, Ending):
@@ -164,6 +173,8 @@ class ClientCore:
 
     def leave(self, lease: Lease, process: str) -> Operation[Released | Renewed | Lost]:
         """See `LockClient.leave`."""
+        limits.checked_id("A process's id", process)
+        lease = lease.checked()
         outcome = yield from self.operations.leave(
             lease.key, lease.lease_id, process, lease.slots, lease.lease_ms, lease.grace_ms
         )
@@ -171,20 +182,28 @@ class ClientCore:
             log.info("Released the lock %r (lease %s): the last process has left.", lease.key, lease.lease_id)
         return outcome
 
-    def give_back(self, lease: Lease, patience: Seconds) -> Operation[Released | Abandoned | Lost]:
+    def give_back(self, lease: Lease, patience: Seconds | None) -> Operation[Released | Abandoned | Lost]:
         """See `LockClient.give_back`."""
-        deadline = monotonic() + seconds("patience", patience, zero=True)
+        lease = lease.checked()
+        deadline = math.inf if patience is None else monotonic() + seconds("patience", patience, zero=True)
         applied = False
+        denied: float | None = None  # since when
         while True:
             try:
                 outcome = yield from self.operations.release(
-                    lease.key, lease.lease_id, lease.slots, lease.grace_ms
+                    lease.key, lease.lease_id, lease.slots, lease.grace_ms, heard=True
                 )
                 break
-            except LockUnavailableError as failure:
-                if monotonic() >= deadline:
+            except (LockUnavailableError, LockAccessError) as failure:
+                now, most = monotonic(), deadline
+                if isinstance(failure, LockUnavailableError):
+                    applied, denied = applied or failure.maybe_applied, None
+                else:
+                    # Credentials are replaced now and then. Who is denied for a whole lease will be denied later, too.
+                    denied = now if denied is None else denied
+                    most = min(deadline, denied + lease.lease_ms / 1000)
+                if now >= most:
                     raise
-                applied |= failure.maybe_applied
                 log.warning("Releasing %r (lease %s), trying again: %s", lease.key, lease.lease_id, failure)
                 yield Sleep(1.0)
         if isinstance(outcome, Lost) and applied:
@@ -216,6 +235,7 @@ class ClientCore:
 
     def break_lock(self, key: str, lease_id: str) -> Operation[Holder]:
         """See `LockClient.break_lock`."""
+        limits.checked_id("A lease id", lease_id)
         broken = yield from self.operations.break_(limits.checked_key(key), lease_id)
         log.warning(
             "Broke the lock %r, held by %s (lease %s): until that holder notices, at its next heartbeat, its work and "
@@ -234,12 +254,12 @@ class ClientCore:
 
     def _claim(self, key: str, options: ClaimOptions) -> Claim:
         lease_id = options.get("lease_id")
-        if lease_id == "":
-            raise LockValueError("A lease id must not be empty: leave it out to get a random one.")
+        lease_id = str(uuid.uuid4()) if lease_id is None else limits.checked_id("A lease id", lease_id)
         data, about, attempt_of = options.get("data"), options.get("about") or {}, options.get("attempt_of")
         for name, value in (("data", data), ("about", about)):
             if value is not None and not isinstance(value, Mapping):
-                raise LockValueError(f"{name} must be a map, not {value!r}.")
+                # Not what it is: that may be a secret (rule R12).
+                raise LockValueError(f"{name} must be a map, not of type {type(value).__name__}.")
         for text in (*about.values(), *([] if attempt_of is None else [attempt_of])):
             limits.checked_text("What describes a holder", text)
         if unknown := options.keys() - ClaimOptions.__annotations__.keys():
@@ -252,7 +272,7 @@ class ClientCore:
             limits.checked_heartbeat(self.heartbeat, lease)
         return Claim(
             key=limits.checked_key(key),
-            lease_id=limits.checked_text("A lease id", lease_id or str(uuid.uuid4())),
+            lease_id=lease_id,
             owner=limits.checked_text("The owner", options.get("owner") or self.owner),
             lease_ms=_ms(lease),
             grace_ms=_ms(_or_default("release_grace", options.get("release_grace"), self.grace)),
@@ -271,13 +291,13 @@ class ClientCore:
             log.info(
                 "Reclaimed the lock %r from %s (lease %s), whose lease had run out.",
                 claim.key,
-                dead.owner,
-                dead.lease_id,
+                readable(dead.owner),
+                readable(dead.lease_id),
             )
         log.info(
             "Acquired the lock %r as %s (lease %s, token %d).",
             claim.key,
-            claim.owner,
+            readable(claim.owner),
             claim.lease_id,
             granted.token,
         )

@@ -200,10 +200,11 @@ class LockClient:
         """Give the lock back. True if that freed it; False if it was not ours any more, or processes are inside."""
         return isinstance(self.give_back(lease), Released)
 
-    def give_back(self, lease: Lease, *, patience: Seconds = 0) -> Released | Abandoned | Lost:
+    def give_back(self, lease: Lease, *, patience: Seconds | None = 0) -> Released | Abandoned | Lost:
         """`release`, telling what became of it.
 
-        :param patience: for how many seconds to try again while DynamoDB cannot be reached.
+        :param patience: for how many seconds to try again while DynamoDB cannot be reached, or access is denied (then
+            no longer than a lease); None tries without end.
         """
         return self._run(self._core.give_back(lease, patience))
 

@@ -22,6 +22,7 @@ from airflow_dynamo_lock.protocol.errors import (
     LockUnavailableError,
     LockValueError,
 )
+from airflow_dynamo_lock.protocol.model import readable
 from airflow_dynamo_lock.protocol.table import TableExistsError, TableMissingError
 
 #: How the SDK should be set up for a lock. Its own defaults wait a minute for an answer; a holder that cannot reach
@@ -99,8 +100,17 @@ _NO_CREDENTIALS = (
 
 
 def reply(output: Mapping[str, Any], sent_at: float, *, refused: bool = False) -> Reply:
-    """The protocol's view of what the SDK returned for a request sent at `sent_at`."""
+    """The protocol's view of what the SDK returned for a request sent at `sent_at`.
+
+    :raises LockUnavailableError: the connection was closed in the middle of the answer. boto3 does not say so: what it
+        cannot parse is an empty answer to it, which would mean that there is no such record.
+    """
     metadata = output.get("ResponseMetadata", {})
+    length = metadata.get("HTTPHeaders", {}).get("content-length", "0")
+    if output.keys() <= {"ResponseMetadata"} and length.isdigit() and int(length) > len("{}"):
+        raise LockUnavailableError(
+            f"DynamoDB's answer, of {length} bytes, ended before it was whole.", maybe_applied=True
+        )
     return Reply(
         output=output,
         sent_at=sent_at,
@@ -129,11 +139,12 @@ def not_answered(request: Request) -> LockUnavailableError:
 
 def _service_error(failure: aws.ClientError, request: Request) -> LockError:
     code = str(failure.response["Error"]["Code"])
-    message = str(failure.response["Error"].get("Message") or code)
+    # On one line: what stands between us and AWS may answer with a page of its own.
+    message = readable(" ".join(str(failure.response["Error"].get("Message") or code).split()))
     metadata = failure.response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     table = _table_of(request)
-    if code in _NO_ACCESS:
+    if code in _NO_ACCESS or status == 403:
         return LockAccessError(
             f"AWS does not allow {request.action} on the lock table {table!r} ({code}: {message}): "
             "check the credentials and the IAM policy."
@@ -161,6 +172,13 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
                 f"The record of the lock {request.params['Key']['key']['S']!r} in table {table!r} cannot be updated "
                 f"({message}): another program may have damaged it; look at the item before you mend or delete it."
             )
+    if code.isdigit():
+        # The SDK puts the status there when it cannot read the answer, or not to its end. What there is of it is not
+        # shown: it may be a record, with its `data` (rule R12).
+        return LockUnavailableError(
+            f"DynamoDB's answer to {request.action} on table {table!r} cannot be read (HTTP status {status}).",
+            maybe_applied=True,
+        )
     if code in _UNAVAILABLE or status >= 500:
         return LockUnavailableError(
             f"DynamoDB did not serve {request.action} on table {table!r} ({code}: {message}).",

@@ -10,43 +10,44 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from airflow_dynamo_lock.protocol.errors import LockValueError
-from airflow_dynamo_lock.protocol.limits import checked_text
 
 Attribute = Mapping[str, Any]
 
-# What DynamoDB's numbers hold.
+# What DynamoDB's numbers hold: significant digits, and the powers of ten of the first one.
 _DIGITS = 38
-_MAGNITUDE = 125
+_SMALLEST, _LARGEST = -130, 125
+# How many lists and maps may be in one another.
+_LEVELS = 31
 
 
-def encode(value: Any) -> dict[str, Any]:
+def encode(value: Any, levels: int = _LEVELS) -> dict[str, Any]:
     """One value, typed. Knows None, bool, int, float, Decimal, str, bytes, lists and maps with text keys.
 
+    Its errors tell what is wrong, and not what the value is: it may be somebody's secret (rule R12).
+
+    :param levels: how many lists and maps may be in one another.
     :raises LockValueError: DynamoDB has no type for it.
     """
     match value:
         case None:
             return {"NULL": True}
         case bool():
-            return {"BOOL": value}
+            return {"BOOL": bool(value)}
         case int() | float() | Decimal():
-            number = Decimal(str(value))
-            if (
-                not number.is_finite()
-                or len(number.as_tuple().digits) > _DIGITS
-                or abs(number.adjusted()) > _MAGNITUDE
-            ):
-                raise LockValueError(f"DynamoDB cannot store the number {value!r}.")
-            return {"N": str(value)}
+            return {"N": _number_text(value)}
         case str():
-            return {"S": checked_text("A text to be stored", value)}
+            return {"S": _text("A text to be stored", value)}
         case bytes():
             return {"B": value}
-        case list() | tuple():
-            return {"L": [encode(each) for each in value]}
-        case Mapping():
-            return {"M": {checked_text("A map's key", name): encode(each) for name, each in value.items()}}
-    raise LockValueError(f"DynamoDB cannot store a {type(value).__name__}: {value!r}.")
+        case list() | tuple() | Mapping():
+            if levels < 1:
+                raise LockValueError(
+                    f"DynamoDB stores at most {_LEVELS} lists and maps in one another, and these are more."
+                )
+            if isinstance(value, Mapping):
+                return {"M": {_name(name): encode(each, levels - 1) for name, each in value.items()}}
+            return {"L": [encode(each, levels - 1) for each in value]}
+    raise LockValueError(f"DynamoDB cannot store a value of type {type(value).__name__}.")
 
 
 def decode(attribute: Attribute) -> Any:
@@ -55,7 +56,7 @@ def decode(attribute: Attribute) -> Any:
     :raises ValueError: it is not a typed attribute.
     """
     if len(attribute) != 1:
-        raise ValueError(f"not an attribute value: {attribute!r}")
+        raise ValueError("not an attribute value")
     ((kind, value),) = attribute.items()
     match kind:
         case "NULL":
@@ -73,9 +74,38 @@ def decode(attribute: Attribute) -> Any:
     raise ValueError(f"unknown attribute type {kind!r}")
 
 
+def _number_text(value: float | Decimal) -> str:
+    number = Decimal(repr(float(value))) if isinstance(value, float) else Decimal(value)
+    if number.is_finite():
+        digits = "".join(map(str, number.as_tuple().digits)).strip("0")
+        if not digits:
+            return "0"
+        if len(digits) <= _DIGITS and _SMALLEST <= number.adjusted() <= _LARGEST:
+            return str(number)
+    raise LockValueError(
+        f"DynamoDB stores numbers of at most {_DIGITS} digits, from 1E{_SMALLEST} to 9.9E{_LARGEST}, and one is not."
+    )
+
+
+def _text(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise LockValueError(f"{name} is not valid Unicode: it holds a lone surrogate.") from None
+    return text
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise LockValueError("A map's key must be text to be stored, and not empty.")
+    return _text("A map's key", name)
+
+
 def _number(text: str) -> int | float:
     try:
         number = Decimal(text)
     except InvalidOperation:
-        raise ValueError(f"not a number: {text!r}") from None
+        raise ValueError("not a number") from None
+    if not number.is_finite():
+        raise ValueError("not a finite number")
     return int(number) if number == number.to_integral_value() else float(number)

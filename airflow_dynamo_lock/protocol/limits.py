@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from typing import Any
 
 from airflow_dynamo_lock.protocol.errors import LockValueError
 
@@ -15,11 +16,18 @@ LONGEST = 1e9
 MOST_SLOTS = 10**9
 #: DynamoDB's limit for a partition key, in bytes of UTF-8.
 MAX_KEY_BYTES = 2048
+#: Ours for the id of a lease or of a process. They stand in the record, and in every request about them.
+MAX_ID_BYTES = 1024
 #: The share of a lease that its holder does without (rule R4): two machines' clocks may run at rates that differ by
 #: this much, and a holder still gives up before another may take over.
 MARGIN = 0.1
 #: How long a lease lasts after it was abandoned while processes were inside (rule R8), in seconds.
 RELEASE_GRACE = 15.0
+
+# The end of the year 9999, epoch milliseconds: what a datetime can show. No lease is as long.
+_LAST_MS = 253_402_300_799_999
+# So much of a value an error shows, in characters.
+_SHOWN = 60
 
 
 def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
@@ -27,11 +35,11 @@ def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise LockValueError(f"{name} must be a number of seconds or a timedelta, not {value!r}.")
+        raise LockValueError(f"{name} must be a number of seconds or a timedelta, not {shown(value)}.")
     if not (0 < value <= LONGEST or (zero and value == 0)):
         least = "zero or more" if zero else "more than zero"
         raise LockValueError(
-            f"{name} must be a finite time, {least} and at most {LONGEST:g} s, not {value!r} s."
+            f"{name} must be a finite time, {least} and at most {LONGEST:g} s, not {shown(value)} s."
         )
     return float(value)
 
@@ -39,7 +47,7 @@ def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
 def checked_key(key: str) -> str:
     """A key that DynamoDB can store: text, not empty, at most 2,048 bytes."""
     if not isinstance(key, str):
-        raise LockValueError(f"A lock's key must be text, not {key!r}.")
+        raise LockValueError(f"A lock's key must be text, not {shown(key)}.")
     if not key:
         raise LockValueError("A lock's key must not be empty: give the locked resource a name.")
     size = len(checked_text("The lock key", key).encode())
@@ -51,11 +59,19 @@ def checked_key(key: str) -> str:
     return key
 
 
+def checked_id(name: str, text: str) -> str:
+    """The id of a lease or of a process: text, not empty, at most 1,024 bytes."""
+    size = len(checked_text(name, text).encode())
+    if not 0 < size <= MAX_ID_BYTES:
+        raise LockValueError(f"{name} has 1 to {MAX_ID_BYTES} bytes, and {shown(text)} has {size}.")
+    return text
+
+
 def checked_table(name: str) -> str:
     """A table's name as DynamoDB allows it, or its ARN."""
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{3,255}|arn:.+", name, re.ASCII):
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{3,255}|arn:[!-~]+", name, re.ASCII):
         raise LockValueError(
-            f"{name!r} cannot be the name of the lock table: that has 3 to 255 letters, digits, '_', '-' or '.'."
+            f"{shown(name)} cannot be the name of the lock table: that has 3 to 255 letters, digits, '_', '-' or '.'."
         )
     return name
 
@@ -63,12 +79,23 @@ def checked_table(name: str) -> str:
 def checked_text(name: str, text: str) -> str:
     """Text that DynamoDB can store."""
     if not isinstance(text, str):
-        raise LockValueError(f"{name} must be text, not {text!r}.")
+        raise LockValueError(f"{name} must be text, not {shown(text)}.")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise LockValueError(f"{name} {text!r} is not valid Unicode: it holds a lone surrogate.") from None
+        raise LockValueError(
+            f"{name} {shown(text)} is not valid Unicode: it holds a lone surrogate."
+        ) from None
     return text
+
+
+def shown(value: Any) -> str:
+    """An argument as an error shows it: not all of it, if that is long."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of more digits than Python writes out, an object that cannot show itself
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def checked_slots(slots: int, capacity: int) -> None:
@@ -76,10 +103,19 @@ def checked_slots(slots: int, capacity: int) -> None:
     for name, value in (("slots", slots), ("capacity", capacity)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_SLOTS:
             raise LockValueError(
-                f"{name} must be a whole number of at least 1 and at most {MOST_SLOTS}, not {value!r}."
+                f"{name} must be a whole number of at least 1 and at most {MOST_SLOTS}, not {shown(value)}."
             )
     if slots > capacity:
         raise LockValueError(f"{slots} slots can never be free in a lock with a capacity of {capacity}.")
+
+
+def checked_whole(name: str, value: int, least: int | None) -> int:
+    """A whole number; with a `least`, one of milliseconds, from there to the end of all times."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise LockValueError(f"{name} must be a whole number, not {shown(value)}.")
+    if least is not None and not least <= value <= _LAST_MS:
+        raise LockValueError(f"{name} must be from {least} to {_LAST_MS}, not {shown(value)}.")
+    return value
 
 
 def checked_heartbeat(heartbeat: float, lease: float) -> float:

@@ -7,13 +7,23 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_dynamo_lock.protocol.errors import LockLostError
-from airflow_dynamo_lock.protocol.limits import MARGIN
+from airflow_dynamo_lock.protocol.errors import LockLostError, LockValueError
+from airflow_dynamo_lock.protocol.limits import MARGIN, checked_id, checked_key, checked_slots, checked_whole
 
 
 def utc(epoch_ms: int) -> datetime:
     """Epoch milliseconds as an aware datetime."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC)
+
+
+def readable(text: str) -> str:
+    """What somebody else wrote into the table, for a log or an error: on one line, and not without end."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_READABLE])
+    return shown if len(text) <= _READABLE else f"{shown}…"
+
+
+# Longer than an owner's name ever needs to be, in characters.
+_READABLE = 1000
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Holder:
         """Who holds it, for an error or a log: ``prod/etl/… since 03:12 UTC, last heartbeat 4 s ago``."""
         since = self.acquired_at
         same_day = now_ms is not None and utc(now_ms).date() == since.date()
-        text = f"{self.owner} since {since:{'%H:%M' if same_day else '%Y-%m-%d %H:%M'}} UTC"
+        text = f"{readable(self.owner)} since {since:{'%H:%M' if same_day else '%Y-%m-%d %H:%M'}} UTC"
         if now_ms is not None and self.renewed_at_ms is not None:
             text += f", last heartbeat {max(0, now_ms - self.renewed_at_ms) / 1000:.0f} s ago"
         if self.inside:
@@ -72,6 +82,9 @@ class LockRecord:
     :ivar available: slots free.
     :ivar holders: lease id → holder.
     :ivar token: the last fencing token handed out.
+    :ivar vacated_at_ms: when a holder last went (released, broken or reclaimed), epoch milliseconds, as its writer
+        estimated the time.
+    :ivar seeded_by: whose clock the first token was taken from, ``host`` or ``server``; None if that is not recorded.
     :ivar data: the user's own map, None if there is none.
     :ivar expires_at: epoch seconds after which DynamoDB may delete an idle record.
     :ivar read_at_ms: server time of the response that showed the record, epoch milliseconds; None if not known.
@@ -82,15 +95,28 @@ class LockRecord:
     available: int
     holders: Mapping[str, Holder]
     token: int
-    data: Mapping[str, Any] | None = None
+    data: Mapping[str, Any] | None = field(default=None, repr=False)  # it may be a secret (rule R12)
     expires_at: int | None = None
     read_at_ms: int | None = None
+    vacated_at_ms: int | None = None
+    seeded_by: str | None = None
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the token was seeded from a host's clock that nobody has compared with the server's yet."""
+        return self.seeded_by == "host"
 
     def describe(self) -> str:
         """``Locked by …``: who holds it, since when, when last heard of."""
         if not self.holders:
             return "Not locked"
-        return "Locked by " + "; ".join(h.describe(self.read_at_ms) for h in self.holders.values())
+        shown = [holder.describe(self.read_at_ms) for holder in list(self.holders.values())[:_DESCRIBED]]
+        more = len(self.holders) - len(shown)
+        return "Locked by " + "; ".join(shown) + (f"; and {more} more" if more else "")
+
+
+# So many of a lock's holders are named. Semaphores may have hundreds.
+_DESCRIBED = 10
 
 
 class Term:
@@ -174,10 +200,31 @@ class Lease:
         """The lease as plain JSON values, e.g. for an XCom. `from_dict` is the way back."""
         return {name: getattr(self, name) for name in _LEASE_VALUES}
 
+    def checked(self) -> Lease:
+        """Itself, if requests can be made of it. One that was made from an XCom may have been changed on the way.
+
+        :raises LockValueError: it could never name a lease.
+        """
+        checked_key(self.key)
+        checked_id("A lease id", self.lease_id)
+        checked_slots(self.slots, self.capacity)
+        for name, least in (("token", None), ("acquired_at_ms", 0), ("lease_ms", 1), ("grace_ms", 1)):
+            checked_whole(name, getattr(self, name), least)
+        return self
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], term: Term | None = None) -> Lease:
-        """A lease from `as_dict`'s values. Without a `term` it names a lease, but is not valid until renewed."""
-        return cls(**{name: values[name] for name in _LEASE_VALUES}, term=term)
+        """A lease from `as_dict`'s values. Without a `term` it names a lease, but is not valid until renewed.
+
+        :raises LockValueError: these do not describe one.
+        """
+        try:
+            return cls(**{name: values[name] for name in _LEASE_VALUES}, term=term).checked()
+        except (KeyError, TypeError) as wrong:
+            raise LockValueError(
+                f"This is not what a task that acquires a lock has as its result, but of type {type(values).__name__}, "
+                f"with something missing or wrong: {wrong}."
+            ) from None
 
 
 _LEASE_VALUES = tuple(each.name for each in fields(Lease) if each.name not in ("reclaimed", "term"))
@@ -199,7 +246,7 @@ class Claim:
     grace_ms: int
     slots: int = 1
     capacity: int = 1
-    data: Mapping[str, Any] | None = None
+    data: Mapping[str, Any] | None = field(default=None, repr=False)
     about: Mapping[str, str] = field(default_factory=dict)
     attempt_of: str | None = None
     former: frozenset[str] = frozenset()

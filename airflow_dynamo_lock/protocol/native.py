@@ -2,8 +2,8 @@
 
 The record of the lock `key` is the item ``{key, entry: "lock"}``; other entries may stand beside it under the same
 key. Every write is one `UpdateItem` whose condition is the whole of its safety (rule R1): it names what must still be
-true, never what was read some time before. Every write also pushes ``expires_at`` ahead, so that DynamoDB's TTL never
-comes near a record in use.
+true, never what was read some time before. Every acquire pushes ``expires_at`` ahead, and so does every other write
+whose sender knows the server's time, so that DynamoDB's TTL never comes near a record in use.
 
 A refused write asks for the item as it stands (``ALL_OLD``), so a loser learns in the same request who won (rule R2).
 """
@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from airflow_dynamo_lock.protocol.attributes import decode, encode
 from airflow_dynamo_lock.protocol.effects import Request, Stamp, T
 from airflow_dynamo_lock.protocol.errors import LockRecordError
+from airflow_dynamo_lock.protocol.limits import LONGEST, MOST_SLOTS, shown
 from airflow_dynamo_lock.protocol.model import Claim, Holder, LockRecord
 
 PARTITION_KEY = "key"
@@ -30,6 +32,25 @@ RETENTION_MS = 7 * 24 * 3600 * 1000
 
 # The end of the year 9999, epoch milliseconds: what a datetime can show.
 _LAST_MOMENT_MS = 253_402_300_799_999
+# The longest lease that an argument may ask for.
+_LONGEST_MS = round(LONGEST * 1000)
+
+# In `seeded_by`: whose clock the record's first token was taken from. A host's, until somebody has compared the token
+# with the server's time; until then it may be far off, but nobody has heard of one that is.
+HOST, SERVER = "host", "server"
+
+# By how much the server's time, as two writers estimate it, may differ, milliseconds: the ``Date`` header has whole
+# seconds, and one request more now and then does no harm.
+_OVERTAKEN_MS = 2000
+
+# A write that takes the lock may arrive after its sender has taken it, by a second attempt, and given it back, and must
+# not take it once more then. So it succeeds only if no holder has gone since it was stamped, or none but the one that
+# its sender has seen to be gone.
+_NOT_OVERTAKEN = (
+    "(attribute_not_exists(#vacated_at) OR #vacated_at <= :no_newer OR #vacated_at = :seen_vacated)"
+)
+
+_NOT_ENDING = " AND attribute_not_exists(#holders.#me.#ending)"
 
 #: What BatchGetItem takes at most.
 BATCH = 100
@@ -42,8 +63,11 @@ _ATTRIBUTES = [
     "available",
     "holders",
     "token",
+    "seeded_by",
+    "vacated_at",
     "data",
     "expires_at",
+    "slots",
     "version",
     "acquired_at",
     "renewed_at",
@@ -61,39 +85,50 @@ class NativeFormat:
 
     # -- writes -------------------------------------------------------------------------------------------------
 
-    def take_idle(self, claim: Claim, stamp: Stamp) -> Request:
-        """Take a lock that nobody holds, or that never was."""
+    def take_idle(self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None) -> Request:
+        """Take a lock that nobody holds, or that never was; `seen` if it was looked at."""
+        # A record that does not tell who seeded its token was written by somebody else. To be sure that it has a token,
+        # and we do not seed one, it has to have been seen.
+        foreign = seen is not None and seen.seeded_by is None
+        clock = SERVER if foreign or stamp.server_ms is not None else HOST
         return self._write(
             claim.key,
             "SET #holders = :holders, #available = :left, #capacity = :capacity, "
-            "#token = if_not_exists(#token, :seed) + :one, #expires_at = :expires_at" + _data(claim),
+            "#token = if_not_exists(#token, :seed) + :one, #seeded_by = if_not_exists(#seeded_by, :clock), "
+            "#expires_at = :expires_at" + _data(claim),
             # The size guards a record whose counter somebody damaged: held slots are never overwritten. The types keep
             # off what `record` could not read, so that a damaged record is left as it is.
             "attribute_not_exists(#key) OR (attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
             "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)) AND "
-            "#available = #capacity AND size(#holders) = :zero)",
+            f"{'attribute_not_exists(#seeded_by)' if foreign else 'attribute_type(#seeded_by, :text)'} AND "
+            f"#available = #capacity AND size(#holders) = :zero AND {_NOT_OVERTAKEN})",
             {
+                **_vacated(stamp, seen),
                 ":holders": {claim.lease_id: _holder(claim, stamp)},
                 ":left": claim.capacity - claim.slots,
                 ":capacity": claim.capacity,
                 ":seed": stamp.best_ms,
+                ":clock": clock,
                 ":one": 1,
                 ":zero": 0,
                 ":map": "M",
                 ":number": "N",
+                ":text": "S",
                 ":expires_at": _expiry(stamp, claim.lease_ms),
                 ":data": claim.data,
             },
         )
 
-    def take_room(self, claim: Claim, stamp: Stamp) -> Request:
+    def take_room(self, claim: Claim, stamp: Stamp, seen: LockRecord) -> Request:
         """Take free slots of a lock that others hold too."""
         return self._write(
             claim.key,
             "SET #holders.#me = :me, #available = #available - :slots, #token = #token + :one, "
             "#expires_at = :expires_at" + _data(claim),
-            "#available >= :slots AND #capacity = :capacity AND attribute_not_exists(#holders.#me)",
+            "#available >= :slots AND #capacity = :capacity AND attribute_not_exists(#holders.#me) AND "
+            + _NOT_OVERTAKEN,
             {
+                **_vacated(stamp, seen),
                 ":me": _holder(claim, stamp),
                 ":slots": claim.slots,
                 ":capacity": claim.capacity,
@@ -112,6 +147,7 @@ class NativeFormat:
             ":me": _holder(claim, stamp),
             ":one": 1,
             ":capacity": claim.capacity,
+            ":vacated_at": stamp.best_ms,
             ":expires_at": _expiry(stamp, claim.lease_ms),
             ":data": claim.data,
         }
@@ -129,7 +165,8 @@ class NativeFormat:
             values |= {":net": net, ":need": max(0, -net)}
         return self._write(
             claim.key,
-            f"SET #holders.#me = :me, {counters}, #token = #token + :one, #expires_at = :expires_at{_data(claim)} "
+            f"SET #holders.#me = :me, {counters}, #token = #token + :one, #vacated_at = :vacated_at, "
+            f"#expires_at = :expires_at{_data(claim)} "
             f"REMOVE {', '.join(f'#holders.#{name}' for name in names)}",
             " AND ".join([*conditions, "attribute_not_exists(#holders.#me)"]),
             values,
@@ -138,66 +175,105 @@ class NativeFormat:
         )
 
     def heartbeat(
-        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, *, unless_ending: bool = False
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, seen: str | None = None
     ) -> Request:
-        """Show that the holder lives; `unless_ending`, only while the lease has not been abandoned."""
-        condition = " AND attribute_not_exists(#holders.#me.#ending)" if unless_ending else ""
-        return self._sign_of_life(key, lease_id, lease_ms, stamp, condition=condition)
+        """Show that the holder lives."""
+        return self._sign_of_life(key, lease_id, lease_ms, stamp, seen)
 
-    def take_again(self, claim: Claim, stamp: Stamp) -> Request:
+    def heartbeat_unless_ending(
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, seen: str | None = None
+    ) -> Request:
+        """Show that the holder lives, while the lease has not been abandoned."""
+        return self._sign_of_life(key, lease_id, lease_ms, stamp, seen, condition=_NOT_ENDING)
+
+    def take_again(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
         """Go on holding what an earlier write of ours took (rule R5). It gets a token of its own: what the earlier
         one was given cannot be told once others took slots as well, and nobody has heard of it."""
         return self._sign_of_life(
-            claim.key, claim.lease_id, claim.lease_ms, stamp, ", #token = #token + :one", values={":one": 1}
+            claim.key,
+            claim.lease_id,
+            claim.lease_ms,
+            stamp,
+            mine.version,
+            ", #token = #token + :one, #holders.#me.#acquired_at = :acquired_at",
+            " AND #holders.#me.#slots = :slots AND #capacity = :capacity",
+            values={
+                ":one": 1,
+                ":acquired_at": stamp.best_ms,
+                ":slots": claim.slots,
+                ":capacity": claim.capacity,
+            },
         )
 
-    def put_right(self, claim: Claim, seen: int, token: int, stamp: Stamp) -> Request:
+    def put_right(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request:
         """Replace the times, and the token seeded from one, of a grant whose clock turned out to be wrong (R3, R10)."""
         return self._sign_of_life(
             claim.key,
             claim.lease_id,
             claim.lease_ms,
             stamp,
-            ", #token = :token, #holders.#me.#acquired_at = :acquired_at",
-            " AND #token = :seen",
-            values={":token": token, ":seen": seen, ":acquired_at": stamp.best_ms},
+            seen.holders[claim.lease_id].version,
+            ", #token = :token, #seeded_by = :server, #holders.#me.#acquired_at = :acquired_at",
+            " AND #token = :seen_token",
+            values={
+                ":token": token,
+                ":seen_token": seen.token,
+                ":server": SERVER,
+                ":acquired_at": stamp.best_ms,
+            },
         )
 
-    def enter(self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp) -> Request:
+    def enter(
+        self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp, seen: str | None = None
+    ) -> Request:
         """Note that a guarded process is inside, and beat."""
         return self._sign_of_life(
             key,
             lease_id,
             lease_ms,
             stamp,
+            seen,
             ", #holders.#me.#inside.#process = :entered",
-            " AND attribute_not_exists(#holders.#me.#ending)",
+            _NOT_ENDING,
             values={":entered": stamp.best_ms},
             process=process,
         )
 
     def leave(self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp) -> Request:
         """Note that a guarded process has left."""
+        expires_at = "SET #expires_at = :expires_at " if stamp.server_ms is not None else ""
         return self._write(
             key,
-            "SET #expires_at = :expires_at REMOVE #holders.#me.#inside.#process",
+            f"{expires_at}REMOVE #holders.#me.#inside.#process",
             "attribute_exists(#holders.#me)",
             {":expires_at": _expiry(stamp, lease_ms)},
             me=lease_id,
             process=process,
         )
 
-    def release(self, key: str, lease_id: str, slots: int, stamp: Stamp) -> Request:
-        """Give the slots back, if nobody is inside any more (rule R8)."""
+    def release(self, key: str, lease_id: str, slots: int, stamp: Stamp, *, heard: bool) -> Request:
+        """Give the slots back, if nobody is inside any more (rule R8).
+
+        :param heard: its holder was told of the grant, so its token has been compared with the server's time.
+        """
+        proven = ", #seeded_by = :server" if heard and stamp.server_ms is not None else ""
         return self._remove(
-            key, lease_id, slots, stamp, " AND size(#holders.#me.#inside) = :zero", {":zero": 0}
+            key,
+            lease_id,
+            slots,
+            stamp,
+            proven,
+            " AND size(#holders.#me.#inside) = :zero",
+            {":zero": 0, ":server": SERVER},
         )
 
     def break_(self, key: str, lease_id: str, slots: int, stamp: Stamp) -> Request:
         """Take a lease away from its holder, whoever is inside. For people."""
-        return self._remove(key, lease_id, slots, stamp, "", {})
+        return self._remove(key, lease_id, slots, stamp)
 
-    def abandon(self, key: str, lease_id: str, grace_ms: int, stamp: Stamp) -> Request:
+    def abandon(
+        self, key: str, lease_id: str, grace_ms: int, stamp: Stamp, seen: str | None = None
+    ) -> Request:
         """Shorten a lease to a grace and let nobody enter any more (rule R8). Only once: a second write would
         lengthen what the first one has shortened."""
         return self._sign_of_life(
@@ -205,8 +281,9 @@ class NativeFormat:
             lease_id,
             grace_ms,
             stamp,
+            seen,
             ", #holders.#me.#ending = :ending, #holders.#me.#lease_ms = :lease_ms",
-            " AND attribute_not_exists(#holders.#me.#ending)",
+            _NOT_ENDING,
             values={":ending": True, ":lease_ms": grace_ms},
         )
 
@@ -259,13 +336,20 @@ class NativeFormat:
         try:
             values = {name: decode(attribute) for name, attribute in item.items() if name in _ATTRIBUTES}
             record = LockRecord(
-                key=_typed(values["key"], str),
-                capacity=_typed(values["capacity"], int),
-                available=_typed(values["available"], int),
-                holders={name: _read_holder(name, each) for name, each in values["holders"].items()},
-                token=_typed(values["token"], int),
-                data=None if values.get("data") is None else _typed(values["data"], dict),
-                expires_at=values.get("expires_at"),
+                key=_typed(values, "key", str),
+                capacity=_typed(values, "capacity", int),
+                available=_typed(values, "available", int),
+                holders={
+                    name: _read_holder(name, each) for name, each in _typed(values, "holders", dict).items()
+                },
+                token=_typed(values, "token", int),
+                seeded_by=_typed(values, "seeded_by", str) if "seeded_by" in values else None,
+                vacated_at_ms=_whole(values, "vacated_at", 0, _LAST_MOMENT_MS)
+                if "vacated_at" in values
+                else None,
+                data=_typed(values, "data", dict) if "data" in values else None,
+                # Whatever stands there, the next write replaces it.
+                expires_at=values["expires_at"] if isinstance(values.get("expires_at"), int) else None,
                 read_at_ms=server_ms,
             )
             held = sum(holder.slots for holder in record.holders.values())
@@ -273,9 +357,8 @@ class NativeFormat:
                 raise ValueError(
                     f"{record.available} slots available and {held} held do not make its capacity of {record.capacity}"
                 )
-        except (KeyError, TypeError, ValueError, AttributeError) as wrong:
-            name = item.get(PARTITION_KEY, {}).get("S", "?")
-            why = f"its attribute {wrong} is missing" if isinstance(wrong, KeyError) else str(wrong)
+        except (TypeError, ValueError, RecursionError) as wrong:
+            name, why = item.get(PARTITION_KEY, {}).get("S", "?"), str(wrong)
             raise LockRecordError(
                 f"The record of the lock {name!r} in table {self.table!r} is damaged ({why}); "
                 "it was left as it is: mend it, or delete the item once you know that nobody works under this lock."
@@ -290,25 +373,40 @@ class NativeFormat:
         lease_id: str,
         lease_ms: int,
         stamp: Stamp,
+        seen: str | None,
         update: str = "",
         condition: str = "",
         values: Mapping[str, Any] | None = None,
         **names: str,
     ) -> Request:
-        """A write that gives the lease a new version. A writer that does not know the server's time *removes* the
-        stamp of the one before: an old stamp beside a new version would make a live holder look dead."""
+        """A write that gives the lease a new version.
+
+        It may arrive long after its sender has given it up, when the lease has been renewed since. It must not put its
+        old stamp in the place of a newer one, or a live holder would look dead: it succeeds only if the stamp there is
+        no newer than its own, to within `_OVERTAKEN_MS`, by which two writers' estimates may differ; or, where that
+        cannot be told, if the version is still the one `seen`.
+
+        A writer that does not know the server's time *removes* the stamp of the one before, which would make the new
+        version look old; nor does it tell when the record expires.
+        """
         stamped = stamp.server_ms is not None
+        if seen is not None:
+            order = " AND #holders.#me.#version = :seen"
+        else:
+            order = " AND #holders.#me.#renewed_at <= :no_newer" if stamped else ""
         return self._write(
             key,
-            "SET #holders.#me.#version = :version, #expires_at = :expires_at"
-            + (", #holders.#me.#renewed_at = :renewed_at" if stamped else "")
+            "SET #holders.#me.#version = :version"
+            + (", #expires_at = :expires_at, #holders.#me.#renewed_at = :renewed_at" if stamped else "")
             + update
             + ("" if stamped else " REMOVE #holders.#me.#renewed_at"),
-            "attribute_exists(#holders.#me)" + condition,
+            "attribute_exists(#holders.#me)" + order + condition,
             {
                 ":version": stamp.version,
                 ":expires_at": _expiry(stamp, lease_ms),
                 ":renewed_at": stamp.server_ms,
+                ":no_newer": stamp.best_ms + _OVERTAKEN_MS,
+                ":seen": seen,
                 **(values or {}),
             },
             me=lease_id,
@@ -316,13 +414,27 @@ class NativeFormat:
         )
 
     def _remove(
-        self, key: str, lease_id: str, slots: int, stamp: Stamp, condition: str, values: Mapping[str, Any]
+        self,
+        key: str,
+        lease_id: str,
+        slots: int,
+        stamp: Stamp,
+        update: str = "",
+        condition: str = "",
+        values: Mapping[str, Any] | None = None,
     ) -> Request:
+        expires_at = ", #expires_at = :expires_at" if stamp.server_ms is not None else ""
         return self._write(
             key,
-            "SET #available = #available + :slots, #expires_at = :expires_at REMOVE #holders.#me",
-            "attribute_exists(#holders.#me)" + condition,
-            {":slots": slots, ":expires_at": _expiry(stamp, 0), **values},
+            f"SET #available = #available + :slots, #vacated_at = :vacated_at{update}{expires_at} REMOVE #holders.#me",
+            # So many, and no other number: what is given back is what was taken.
+            "attribute_exists(#holders.#me) AND #holders.#me.#slots = :slots" + condition,
+            {
+                ":slots": slots,
+                ":vacated_at": stamp.best_ms,
+                ":expires_at": _expiry(stamp, 0),
+                **(values or {}),
+            },
             me=lease_id,
         )
 
@@ -330,10 +442,11 @@ class NativeFormat:
         self, key: str, update: str, condition: str, values: Mapping[str, Any], **names: str
     ) -> Request:
         # DynamoDB refuses names and values that the expressions do not use, so only those used are sent.
-        used = set(re.findall(r"[#:]\w+", f"{update} {condition}"))
+        used = _placeholders(f"{update} {condition}")
         paths = {f"#{name}": name for name in _ATTRIBUTES} | {
             f"#{alias}": name for alias, name in names.items()
         }
+        sent = {alias: encode(value) for alias, value in values.items() if alias in used}
         return Request(
             "UpdateItem",
             {
@@ -342,13 +455,16 @@ class NativeFormat:
                 "UpdateExpression": update,
                 "ConditionExpression": condition,
                 "ExpressionAttributeNames": {alias: name for alias, name in paths.items() if alias in used},
-                "ExpressionAttributeValues": {
-                    alias: encode(value) for alias, value in values.items() if alias in used
-                },
+                **({"ExpressionAttributeValues": sent} if sent else {}),
                 "ReturnValues": "ALL_NEW",
                 "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
             },
         )
+
+
+@lru_cache(maxsize=256)
+def _placeholders(expressions: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[#:]\w+", expressions))
 
 
 def _item_key(key: str) -> dict[str, Any]:
@@ -357,6 +473,12 @@ def _item_key(key: str) -> dict[str, Any]:
 
 def _data(claim: Claim) -> str:
     return "" if claim.data is None else ", #data = :data"
+
+
+def _vacated(stamp: Stamp, seen: LockRecord | None) -> dict[str, int]:
+    no_newer = stamp.best_ms + _OVERTAKEN_MS
+    vacated_at_ms = None if seen is None else seen.vacated_at_ms
+    return {":no_newer": no_newer, ":seen_vacated": no_newer if vacated_at_ms is None else vacated_at_ms}
 
 
 def _expiry(stamp: Stamp, lease_ms: int) -> int:
@@ -379,33 +501,60 @@ def _holder(claim: Claim, stamp: Stamp) -> dict[str, Any]:
     }
 
 
-def _read_holder(lease_id: str, values: Mapping[str, Any]) -> Holder:
-    slots, lease_ms = _typed(values["slots"], int), _typed(values["lease_ms"], int)
-    if slots < 1 or lease_ms < 1:
-        raise ValueError(f"the holder {lease_id} has {slots} slots and a lease of {lease_ms} ms")
-    acquired_at, renewed_at = values["acquired_at"], values.get("renewed_at")
+def _read_holder(lease_id: str, values: Any) -> Holder:
+    if not isinstance(values, dict):
+        raise TypeError(f"the holder {shown(lease_id)} is {_kind(values)}, not a map")
+    lease_ms = _whole(values, "lease_ms", 1, _LONGEST_MS)
+    if values.get("ending", True) is not True:
+        raise ValueError(
+            "its attribute 'ending' is neither true nor missing"
+        )  # conditions ask if it is there
+    inside = _typed(values, "inside", dict)
     return Holder(
         lease_id=lease_id,
-        owner=_typed(values["owner"], str),
-        slots=slots,
+        owner=_typed(values, "owner", str),
+        slots=_whole(values, "slots", 1, MOST_SLOTS),
         lease_ms=lease_ms,
-        grace_ms=_typed(values.get("grace_ms", lease_ms), int),
-        version=_typed(values["version"], str),
-        acquired_at_ms=_moment(acquired_at),
-        renewed_at_ms=None if renewed_at is None else _moment(renewed_at),
-        inside=_typed(values["inside"], dict),
-        ending=bool(values.get("ending", False)),
-        about=_typed(values.get("about", {}), dict),
+        grace_ms=_whole(values, "grace_ms", 1, _LONGEST_MS) if "grace_ms" in values else lease_ms,
+        version=_typed(values, "version", str),
+        acquired_at_ms=_whole(values, "acquired_at", 0, _LAST_MOMENT_MS),
+        renewed_at_ms=None
+        if values.get("renewed_at") is None
+        else _whole(values, "renewed_at", 0, _LAST_MOMENT_MS),
+        inside={process: _whole(inside, process, 0, _LAST_MOMENT_MS) for process in inside},
+        ending="ending" in values,
+        about=_typed(values, "about", dict) if "about" in values else {},
     )
 
 
-def _moment(value: Any) -> int:
-    if not 0 <= _typed(value, int) <= _LAST_MOMENT_MS:
-        raise ValueError(f"{value!r} is no time")
-    return int(value)
-
-
-def _typed(value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+def _whole(values: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = _typed(values, name, int)
+    if not least <= value <= most:
+        raise ValueError(f"its attribute {shown(name)} is {shown(value)}, not from {least} to {most}")
     return value
+
+
+def _typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    if name not in values:
+        raise ValueError(f"its attribute {shown(name)} is missing")
+    value = values[name]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        # Not what it is: it may be somebody's data (rule R12).
+        raise TypeError(f"its attribute {shown(name)} is {_kind(value)}, not {_KINDS[kind]}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), f"of type {type(value).__name__}")
+
+
+_KINDS: Mapping[type, str] = {
+    bool: "a truth value",
+    bytes: "binary",
+    dict: "a map",
+    float: "a fraction",
+    int: "a whole number",
+    list: "a list or a set",
+    str: "text",
+    type(None): "null",
+}

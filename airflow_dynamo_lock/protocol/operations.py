@@ -14,15 +14,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import (
     CapacityMismatchError,
+    LockAccessError,
     LockError,
     LockNotHeldError,
+    LockRecordError,
     LockTimeoutError,
     LockUnavailableError,
+    LockValueError,
 )
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
@@ -49,8 +53,6 @@ _ROUNDS = 8
 # seconds, and so has what a stamp is estimated from.
 _BEHIND_MS = 2000
 _AHEAD_MS = 2000
-# A token seeded further ahead than this might outrun the record's retention (rule R10).
-_OUTRUNS_MS = 3600 * 1000
 # What a request is given to be answered, however little of the caller's time is left, in seconds.
 _ANSWER_WITHIN = 3.0
 # What a caller that gives up still spends on undoing an acquire whose fate it does not know, in seconds.
@@ -88,7 +90,9 @@ class Operations:
             if undo and _maybe_applied(failure):
                 try:
                     yield _within(
-                        self.format.release(claim.key, claim.lease_id, claim.slots, self.stamp()),
+                        self.format.release(
+                            claim.key, claim.lease_id, claim.slots, self.stamp(), heard=False
+                        ),
                         _UNDO_WITHIN,
                     )
                 except Exception as also:
@@ -99,28 +103,33 @@ class Operations:
 
     def _take(self, claim: Claim, within: float | None) -> Operation[Granted | Busy]:
         record: LockRecord | None = None
-        stamp = first = self.stamp()
+        stamp = self.stamp()
         request = self.format.take_idle(claim, stamp)
         reclaimed: tuple[Holder, ...] = ()
         for _ in range(_ROUNDS):
             reply: Reply = yield _within(request, within)
             if not reply.refused:
-                granted = yield from self._granted(claim, reply, stamp, first, reclaimed, within)
+                granted = yield from self._granted(claim, reply, stamp, reclaimed, within)
                 if granted is not None:
                     return granted
                 stamp = self.stamp()
-                request = self.format.take_idle(claim, stamp)
+                request = self.format.take_idle(claim, stamp, record)
                 continue
             record, reply = yield from self._record_after(claim.key, reply, within)
             stamp, reclaimed = self.stamp(), ()
             if record is None or not record.holders:
-                request = self.format.take_idle(claim, stamp)
+                request = self.format.take_idle(claim, stamp, record)
                 continue
             mine = record.holders.get(claim.lease_id)
             if mine is not None:
                 if mine.ending:
                     return Busy(record)
-                request = self.format.take_again(claim, stamp)
+                if (mine.slots, record.capacity) != (claim.slots, claim.capacity):
+                    raise LockValueError(
+                        f"The lease {claim.lease_id} of the lock {claim.key!r} has {mine.slots} of {record.capacity} "
+                        f"slots already, not {claim.slots} of {claim.capacity}: use another lease id for another claim."
+                    )
+                request = self.format.take_again(claim, mine, stamp)
                 continue
             earlier = [each for each in record.holders.values() if claim.supersedes(each) and not each.ending]
             if earlier:
@@ -130,8 +139,10 @@ class Operations:
                         holder.lease_id,
                         claim.key,
                     )
-                    yield from self.release(claim.key, holder.lease_id, holder.slots, holder.grace_ms)
-                request = self.format.take_idle(claim, stamp)
+                    yield from self.release(
+                        claim.key, holder.lease_id, holder.slots, holder.grace_ms, heard=False
+                    )
+                request = self.format.take_idle(claim, stamp, record)
                 continue
             dead = self.observer.see(record, reply)
             if record.capacity != claim.capacity and len(dead) < len(record.holders):
@@ -140,7 +151,7 @@ class Operations:
                     f"use the same capacity everywhere, or wait until it is free. {record.describe()}."
                 )
             if record.capacity == claim.capacity and record.available >= claim.slots:
-                request = self.format.take_room(claim, stamp)
+                request = self.format.take_room(claim, stamp, record)
             elif victims := _enough(claim, record, dead):
                 reclaimed = victims
                 request = self.format.reclaim(claim, record, victims, stamp)
@@ -154,46 +165,42 @@ class Operations:
         claim: Claim,
         reply: Reply,
         stamp: Stamp,
-        first: Stamp,
         reclaimed: tuple[Holder, ...],
         within: float | None,
     ) -> Operation[Granted | None]:
         """What a write that took the lock has brought; None if it did not last until it could be relied on.
 
         A process's first write has only the host's clock to stamp and to seed a token with, and a machine that was
-        paused an old estimate of the server's. Nobody is told of the grant
-        before the `Date` of the answer has confirmed that clock, or what it wrote has been put right: until then it
-        does no harm if somebody takes the holder for dead. An engine that does not date its answers dates nobody's, so
-        that nobody can draw a conclusion from the stamp either.
+        paused an old estimate of the server's. Nobody is told of a grant before the `Date` of the answer has confirmed
+        what the record shows, or it has been put right: until then it does no harm if somebody takes the holder for
+        dead. An engine that does not date its answers dates nobody's, so that nobody can draw a conclusion from the
+        stamp either.
 
         :param stamp: what the write carried.
-        :param first: what the first write of this attempt carried, which may have been applied unheard.
         """
         record = self.format.record(reply.output["Attributes"], reply.server_ms)
         token, acquired_at_ms = record.token, record.holders[claim.lease_id].acquired_at_ms
-        if self._wrong_time(reply, first):
-            stamp = fresh = self.stamp()
-            acquired_at_ms = fresh.best_ms
-            right = fresh.best_ms + 1
-            # Seeded by us, in this attempt; or it only looks so. Then it may have been handed out before, and must not
-            # be lowered, which a seed that is a little ahead does not need either.
-            if token in (first.best_ms + 1, first.best_ms + 2) and not 0 <= token - right < _OUTRUNS_MS:
-                token = right
-            reply = yield _within(self.format.put_right(claim, record.token, token, fresh), within)
+        # Of a token that is far from where a good clock would have seeded it, nobody has been told.
+        seeded = record.unproven or token == stamp.best_ms + 1
+        seed_is_wrong = seeded and not self._close(reply, token)
+        if seed_is_wrong or not self._close(reply, record.holders[claim.lease_id].renewed_at_ms, stamp):
+            stamp = self.stamp()
+            acquired_at_ms = stamp.best_ms
+            if seeded and not 0 <= token - acquired_at_ms <= _AHEAD_MS + self.observer.max_clock_skew_ms:
+                token = acquired_at_ms
+            reply = yield _within(self.format.put_right(claim, record, token, stamp), within)
             if reply.refused:
                 return None
         return Granted(claim, token, acquired_at_ms, stamp.at, reclaimed)
 
-    def _wrong_time(self, reply: Reply, stamp: Stamp) -> bool:
-        """Whether the answer shows that the time a write was stamped with is wrong."""
-        if reply.server_ms is None:
-            return False
-        most = (
-            _BEHIND_MS
-            if stamp.server_ms is not None
-            else min(_BEHIND_MS, self.observer.max_clock_skew_ms / 2)
-        )
-        return not -_AHEAD_MS <= reply.server_ms - stamp.best_ms <= most
+    def _close(self, reply: Reply, time_ms: int | None, stamp: Stamp | None = None) -> bool:
+        """Whether a time in the record is about that of the answer which shows it. One from a host's clock has not
+        lost what an estimate of the server's may have, so that less is allowed for it."""
+        if reply.server_ms is None or time_ms is None:
+            return True
+        by_host = stamp is None or stamp.server_ms is None
+        behind = min(_BEHIND_MS, self.observer.max_clock_skew_ms / 2) if by_host else _BEHIND_MS
+        return -_AHEAD_MS <= reply.server_ms - time_ms <= behind
 
     def acquire(
         self,
@@ -276,9 +283,53 @@ class Operations:
         self, key: str, lease_id: str, lease_ms: int, *, within: float | None = None
     ) -> Operation[Renewed | Lost]:
         """Show that the holder lives."""
-        stamp = self.stamp()
-        reply: Reply = yield _within(self.format.heartbeat(key, lease_id, lease_ms, stamp), within)
-        return (yield from self._renewed(key, lease_id, reply, stamp, within))
+        outcome = yield from self._beat(
+            key, lease_id, partial(self.format.heartbeat, key, lease_id, lease_ms), within
+        )
+        assert not isinstance(outcome, Ending)  # it does not mind
+        return outcome
+
+    def _beat(
+        self,
+        key: str,
+        lease_id: str,
+        write: Callable[[Stamp, str | None], Request],
+        within: float | None,
+        *,
+        unless_ending: bool = False,
+    ) -> Operation[Renewed | Ending | Lost]:
+        """Carry a sign of life out. Where it is refused because the record has a newer stamp than its own, or none to
+        compare with, it is written again with a fresh stamp, against the version that the refusal showed.
+
+        :param write: makes it, given a stamp and the version that was seen.
+        :param unless_ending: it is refused once the lease was abandoned, too.
+        """
+        seen: str | None = None
+        first = stamp = self.stamp()
+        for _ in range(_ROUNDS):
+            left = None if within is None else within - (stamp.at - first.at)
+            reply: Reply = yield _within(write(stamp, seen), left)
+            if not reply.refused:
+                record = self.format.record(reply.output["Attributes"], reply.server_ms)
+                return Renewed(record.holders[lease_id], stamp.at)
+            if within is not None:
+                left = max(0.0, within - (reply.received_at - first.at))
+            found, _ = yield from self._record_after(key, reply, left)
+            holder = found.holders.get(lease_id) if found is not None else None
+            if holder is None:
+                return Lost(found)
+            if holder.version == stamp.version:
+                return Renewed(holder, stamp.at)  # by the attempt before the refused one (rule R5)
+            if unless_ending and holder.ending:
+                return Ending(holder)
+            seen, stamp = holder.version, self.stamp()
+            if within is not None and stamp.at - first.at >= within:
+                break
+        raise LockUnavailableError(
+            f"The lease {lease_id} of the lock {key!r} is there, but was written to by others each time that it was "
+            "tried here.",
+            maybe_applied=False,
+        )
 
     def keep_alive(
         self,
@@ -323,45 +374,34 @@ class Operations:
         length, for as long as the record shows the lease. A beat that the abandoning has overtaken changes nothing, or
         a keeper that Airflow starts once more would keep the lease of a dead process alive.
         """
+        write = partial(self.format.heartbeat_unless_ending, key, lease_id, lease_ms)
+        denied = 0.0  # seconds for which access has been denied
         while True:
-            request = self.format.heartbeat(key, lease_id, lease_ms, self.stamp(), unless_ending=True)
             try:
-                reply: Reply = yield request
-                if reply.refused:
-                    return (yield from self._why_refused(key, lease_id, reply, None))
-                log.debug("Heartbeat of %r (lease %s).", key, lease_id)
-                pause = interval
-            except LockUnavailableError as failure:
-                log.warning("Heartbeat of %r (lease %s) failed, trying again: %s", key, lease_id, failure)
+                outcome = yield from self._beat(key, lease_id, write, None, unless_ending=True)
+            except LockAccessError as failure:
+                # Credentials are replaced now and then. But for ever it would only hide what is wrong.
+                if denied * 1000 >= lease_ms:
+                    raise
                 pause = min(interval, 1.0)
+                denied += pause
+                log.warning("Heartbeat of %r (lease %s) failed, trying again: %s", key, lease_id, failure)
+            except LockUnavailableError as failure:
+                pause, denied = min(interval, 1.0), 0.0
+                log.warning("Heartbeat of %r (lease %s) failed, trying again: %s", key, lease_id, failure)
+            else:
+                if not isinstance(outcome, Renewed):
+                    return outcome
+                log.debug("Heartbeat of %r (lease %s).", key, lease_id)
+                pause, denied = interval, 0.0
             yield Sleep(pause)
 
     def enter(
         self, key: str, lease_id: str, process: str, lease_ms: int, *, within: float | None = None
     ) -> Operation[Renewed | Ending | Lost]:
         """Note that a guarded process is inside (rule R8)."""
-        stamp = self.stamp()
-        reply: Reply = yield _within(self.format.enter(key, lease_id, process, lease_ms, stamp), within)
-        if reply.refused:
-            return (yield from self._why_refused(key, lease_id, reply, within))
-        return (yield from self._renewed(key, lease_id, reply, stamp, within))
-
-    def _why_refused(
-        self, key: str, lease_id: str, reply: Reply, within: float | None
-    ) -> Operation[Ending | Lost]:
-        """What refused a write that takes a lease which is not ending."""
-        record, _ = yield from self._record_after(key, reply, within)
-        holder = record.holders.get(lease_id) if record is not None else None
-        return Lost(record) if holder is None else Ending(holder)
-
-    def _renewed(
-        self, key: str, lease_id: str, reply: Reply, stamp: Stamp, within: float | None
-    ) -> Operation[Renewed | Lost]:
-        if reply.refused:
-            record, _ = yield from self._record_after(key, reply, within)
-            return Lost(record)
-        record = self.format.record(reply.output["Attributes"], reply.server_ms)
-        return Renewed(record.holders[lease_id], stamp.at)
+        write = partial(self.format.enter, key, lease_id, process, lease_ms)
+        return (yield from self._beat(key, lease_id, write, within, unless_ending=True))
 
     # -- give back ----------------------------------------------------------------------------------------------
 
@@ -375,40 +415,41 @@ class Operations:
             return Lost(record)
         holder = self.format.record(reply.output["Attributes"], reply.server_ms).holders[lease_id]
         if holder.ending and not holder.inside:
-            outcome = yield from self.release(key, lease_id, slots, grace_ms)
+            outcome = yield from self.release(key, lease_id, slots, grace_ms, heard=True)
             if not isinstance(outcome, Abandoned):
                 return outcome
         return Renewed(holder, reply.sent_at)
 
     def release(
-        self, key: str, lease_id: str, slots: int, grace_ms: int
+        self, key: str, lease_id: str, slots: int, grace_ms: int, *, heard: bool
     ) -> Operation[Released | Abandoned | Lost]:
-        """Give the slots back; while processes are inside, abandon the lease instead (rule R8)."""
+        """Give the slots back; while processes are inside, abandon the lease instead (rule R8).
+
+        :param heard: somebody was told of the grant.
+        """
         reply: Reply
         retried = False
         try:
-            reply = yield self.format.release(key, lease_id, slots, self.stamp())
+            reply = yield self.format.release(key, lease_id, slots, self.stamp(), heard=heard)
         except LockUnavailableError as unknown:
             if not unknown.maybe_applied:
                 raise
             retried = True
-            reply = yield self.format.release(key, lease_id, slots, self.stamp())
+            reply = yield self.format.release(key, lease_id, slots, self.stamp(), heard=heard)
         if not reply.refused:
             return Released()
         retried |= reply.retried
         record, _ = yield from self._record_after(key, reply, None)
         if record is not None and lease_id in record.holders:
-            reply = yield self.format.abandon(key, lease_id, grace_ms, self.stamp())
-            if not reply.refused:
-                record = self.format.record(reply.output["Attributes"], reply.server_ms)
-                holder = record.holders[lease_id]
-                if holder.inside:
-                    return Abandoned(holder)
+            slots = record.holders[lease_id].slots  # a lease that came from elsewhere may say another number
+            abandon = partial(self.format.abandon, key, lease_id, grace_ms)
+            outcome = yield from self._beat(key, lease_id, abandon, None, unless_ending=True)
+            if isinstance(outcome, Ending) or (isinstance(outcome, Renewed) and outcome.holder.inside):
+                return Abandoned(outcome.holder)
+            if isinstance(outcome, Renewed):
                 # The last process left between the two writes and could not know that it was to release.
-                return (yield from self.release(key, lease_id, slots, grace_ms))
-            record, _ = yield from self._record_after(key, reply, None)
-            if record is not None and lease_id in record.holders:
-                return Abandoned(record.holders[lease_id])  # by somebody else, before
+                return (yield from self.release(key, lease_id, slots, grace_ms, heard=heard))
+            record = outcome.record
         # Not there: the attempt before the refused one has removed it, or it was gone already (rule R5).
         return Released() if retried else Lost(record)
 
@@ -454,7 +495,12 @@ class Operations:
     ) -> Operation[tuple[list[LockRecord], Mapping[str, Any] | None]]:
         """One page of all locks, and where the next one starts (None after the last)."""
         reply: Reply = yield self.format.scan(cursor)
-        records = [self.format.record(item, reply.server_ms) for item in reply.output.get("Items", ())]
+        records = []
+        for item in reply.output.get("Items", ()):
+            try:
+                records.append(self.format.record(item, reply.server_ms))
+            except LockRecordError as damaged:
+                log.warning("%s", damaged)  # and the others are listed all the same
         return records, reply.output.get("LastEvaluatedKey")
 
     def _record_after(

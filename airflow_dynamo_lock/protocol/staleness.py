@@ -2,11 +2,12 @@
 
 What this rests on: (a) *observation* needs that the observer's monotonic clock and the holder's run at the same rate
 to within `limits.MARGIN`; (b) *server time* needs that the clocks of DynamoDB's servers agree to within
-`max_clock_skew`, less the 3 s by which a stamp may be early, and that an engine which dates its answers to anybody
-dates them to everybody. No host's wall clock is ever relied on: a process's first write has nothing else to stamp
-with, but counts as a grant only after the answer has shown the clock to be right, or it has been put right
-(`Operations._granted`). Being wrong here is caught once more: a reclaim is conditional on the dead holder's version, so
-one that beat in the meantime wins.
+`max_clock_skew`, less 5 s: the 3 s by which a stamp may be early, and the 2 s by which one that arrives late may be
+older than the one whose place it takes. And it needs that an engine which dates its answers to anybody dates them to
+everybody. No host's wall clock is ever relied on: a process's first write has nothing else to stamp with, but counts as
+a grant only after the answer has shown the clock to be right, or it has been put right (`Operations._granted`). Being
+wrong here is caught once more: a reclaim is conditional on the dead holder's version, so one that beat in the meantime
+wins.
 """
 
 from __future__ import annotations

@@ -32,13 +32,14 @@ class Ticket:
 class Sight:
     """One who wants to know when a lease ends, such as its keeper when another process releases it.
 
-    :ivar gone: called each time that the lease is not among the holders, or is ending, as far as can be seen.
+    :ivar gone: called each time that the lease is not among the holders, or is ending, as far as can be seen; with True
+        if that is certain, with False if a read showed it that may be older than the lease.
     """
 
     key: str
     lease_id: str
     poll_interval: float
-    gone: Callable[[], None]
+    gone: Callable[[bool], None]
 
 
 @dataclass
@@ -111,7 +112,7 @@ class Watch:
         """
         for sight in self.sights.get(key, ()):
             if sight.lease_id == lease_id:
-                sight.gone()
+                sight.gone(True)
 
     def fail(self, failure: Exception) -> None:
         """Nobody here can go on waiting."""
@@ -123,7 +124,7 @@ class Watch:
         for sight in self.sights.get(key, ()):
             holder = record.holders.get(sight.lease_id) if record else None
             if holder is None or holder.ending:
-                sight.gone()
+                sight.gone(False)
         left: float = float("inf")
         most: float = float("inf")
         if record is not None:

@@ -198,9 +198,38 @@ async def test_a_keeper_learns_of_the_end_of_its_lease_from_another_process(
     else:
         await elsewhere_async.give_back(lease)
 
-    record = await asyncio.wait_for(keeping, 5)
+    await asyncio.wait_for(keeping, 5)
+    record = await keeper.get(key)
     assert record
     assert [holder.ending for holder in record.holders.values()] == ([True] if end == "abandon" else [])
+
+
+async def test_a_keeper_in_the_process_that_releases_asks_nobody(
+    keeper: AsyncLockClient, proxy: Proxy, key: str
+) -> None:
+    lease = await keeper.acquire(key)
+    keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
+    await asyncio.sleep(0)
+
+    await keeper.release(lease)
+
+    await asyncio.wait_for(keeping, 5)
+    assert proxy.whats() == ["acquire", "release"]
+
+
+async def test_a_keeper_whose_poll_may_be_stale_asks_once_more(
+    keeper: AsyncLockClient, proxy: Proxy, key: str
+) -> None:
+    lease = await keeper.acquire(key)
+    keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
+    await asyncio.sleep(0)
+    (sight,) = keeper._core.watch.sights[key]
+
+    sight.gone(False)
+    await asyncio.to_thread(proxy.wait_for, 1, "GetItem")
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(keeping, 0.1)
 
 
 @pytest.fixture

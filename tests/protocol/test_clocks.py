@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Reply, ServerClock
+from airflow_dynamo_lock.protocol.effects import Reply, Request, ServerClock, Stamp
+from airflow_dynamo_lock.protocol.errors import LockUnavailableError
 from airflow_dynamo_lock.protocol.model import Busy, Granted, Lost
 from airflow_dynamo_lock.protocol.native import RETENTION_MS
-from tests.simulation import BEGIN_MS, HOURS, KEY, LOST_THEN_RETRIED, Host, World
+from tests.simulation import BEGIN_MS, HOURS, KEY, LOST, LOST_THEN_RETRIED, Host, World
 
 DAYS = 24 * HOURS
 
@@ -212,10 +213,166 @@ def test_heartbeats_do_not_use_up_tokens(world: World) -> None:
     assert world.record().token == granted.token
 
 
+# -- tokens that a host's clock seeded ------------------------------------------------------------------------------
+
+
+WRONG = pytest.mark.parametrize("wrong_by", [-30 * DAYS, -20.0, 20.0, 30 * DAYS])
+
+
+def _seeds_and_is_gone(world: World, wrong_by: float) -> None:
+    """Its write is applied, but it never hears of it."""
+    world.fates.append(LOST)
+    with pytest.raises(LockUnavailableError):
+        Host(world, "gone", wall_clock_off=wrong_by).take(capacity=2)
+    assert world.record().unproven
+
+
+@WRONG
+@pytest.mark.parametrize("how", ["beside it", "in its place", "after a break"])
+def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
+    world: World, wrong_by: float, how: str
+) -> None:
+    _seeds_and_is_gone(world, wrong_by)
+    host = Host(world, "a")
+    if how == "after a break":
+        host.run(host.operations.break_(KEY, "gone"))
+    claim = host.claim(slots=2 if how == "in its place" else 1, capacity=2)
+
+    acquiring = host.operations.acquire(claim, now=host.now(), timeout=None, poll_interval=1.0, undo=True)
+    granted = host.run(acquiring)
+
+    assert granted.token == world.record().token
+    assert -1_500 <= granted.token - world.server_ms <= 12_000
+    assert not world.record().unproven
+
+
+def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -> None:
+    ahead = Host(world, "a", wall_clock_off=30 * DAYS)
+    about_to_correct = ahead.start(ahead.operations.try_acquire(ahead.claim(capacity=2), undo=True)).step()
+    others = Host(world, "b").take(capacity=2)
+
+    granted = about_to_correct.finish()
+
+    assert isinstance(granted, Granted)
+    assert others.token < granted.token == world.record().token <= world.server_ms + 1_500
+
+
+def test_a_token_that_somebody_has_heard_is_not_lowered_by_a_server_that_is_behind(world: World) -> None:
+    heard = Host(world, "a").take(capacity=2)
+    assert world.record().unproven
+    world.server_off = lambda: -9.0
+
+    granted = Host(world, "b").take(capacity=2)
+
+    assert granted.token == heard.token + 1
+
+
+def test_a_token_that_was_heard_long_ago_is_raised(world: World) -> None:
+    heard = Host(world, "a").take(capacity=3)
+    world.now += HOURS
+
+    granted = Host(world, "b").take(capacity=3)
+
+    assert granted.token > heard.token + 3_000_000
+    assert not world.record().unproven
+    assert Host(world, "c").take(capacity=3).token == granted.token + 1, "now it is beyond doubt"
+
+
+def test_a_release_of_what_was_heard_vouches_for_its_token(world: World) -> None:
+    host = Host(world, "a")
+    granted = host.take()
+    assert world.record().unproven
+    host.release()
+    assert not world.record().unproven
+    world.now += HOURS
+    world.sent.clear()
+
+    assert host.take("later").token == granted.token + 1
+    assert world.actions() == ["UpdateItem"]
+
+
+def test_a_release_by_a_process_without_the_servers_time_vouches_for_nothing(world: World) -> None:
+    Host(world, "a").take()
+
+    Host(world, "another process").release("a")
+
+    assert world.record().unproven
+
+
+def test_an_undo_vouches_for_nothing(world: World) -> None:
+    ahead = Host(world, "a", wall_clock_off=30 * DAYS)
+    attempt = ahead.start(ahead.operations.try_acquire(ahead.claim(), undo=True))
+    assert isinstance(attempt.effect, Request)
+    ahead.send(attempt.effect)
+    with pytest.raises(KeyboardInterrupt):
+        attempt.interrupt(KeyboardInterrupt()).finish()
+    assert world.record().holders == {}
+
+    assert Host(world, "b").take().token == pytest.approx(world.server_ms, abs=1_500)
+
+
+def test_the_end_of_a_predecessor_vouches_for_nothing(world: World) -> None:
+    world.fates.append(LOST)
+    with pytest.raises(LockUnavailableError):
+        Host(world, wall_clock_off=30 * DAYS).take("attempt-1", attempt_of="dag/run/task")
+
+    granted = Host(world).take("attempt-2", attempt_of="dag/run/task")
+
+    assert list(world.record().holders) == ["attempt-2"]
+    assert granted.token == pytest.approx(world.server_ms, abs=1_500)
+
+
+def test_a_machine_that_was_paused_does_not_seed_a_token_from_before(world: World) -> None:
+    host = Host(world, "a")
+    host.run(host.operations.get(KEY))
+    world.now += 3 * HOURS
+    host.booted -= 3 * HOURS  # its clocks stood still
+
+    granted = host.take()
+
+    assert granted.token == world.record().token == pytest.approx(world.server_ms, abs=1_500)
+
+
+def test_a_token_from_the_servers_time_needs_no_proof(world: World) -> None:
+    host = Host(world, "a")
+    host.run(host.operations.get(KEY))
+
+    host.take()
+
+    assert not world.record().unproven
+
+
 # -- expiry ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_write_pushes_the_expiry_ahead(world: World) -> None:
+@pytest.mark.parametrize("wrong_by", [-30 * DAYS, 30 * DAYS])
+def test_who_does_not_know_the_servers_time_leaves_the_expiry_as_it_is(world: World, wrong_by: float) -> None:
+    """By a clock that is behind, DynamoDB would delete a record in use."""
+    host = Host(world, "a")
+    host.take()
+    right = world.record().expires_at
+
+    def stamp() -> Stamp:
+        return Host(world, "new", wall_clock_off=wrong_by).stamp()
+
+    writes = host.operations.format
+    for request in (
+        writes.heartbeat(KEY, "a", 30_000, stamp()),
+        writes.heartbeat_unless_ending(KEY, "a", 30_000, stamp()),
+        writes.enter(KEY, "a", "pid-1", 15_000, stamp()),
+        writes.abandon(KEY, "a", 15_000, stamp()),
+        writes.leave(KEY, "a", "pid-1", 15_000, stamp()),
+        writes.release(KEY, "a", 1, stamp(), heard=True),
+    ):
+        assert not host.send(request).refused
+        assert world.record().expires_at == right
+    host.take()
+    right = world.record().expires_at
+    assert not host.send(writes.break_(KEY, "a", 1, stamp())).refused
+    assert world.record().expires_at == right
+
+
+def test_every_write_of_one_who_knows_the_servers_time_pushes_the_expiry_ahead(world: World) -> None:
     """peers.md, 6 and 3: a TTL in the wrong unit, and one that falls within the lease."""
     host = Host(world, "a")
     writes: list[tuple[str, Callable[[], object]]] = [

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.errors import LockNotHeldError
-from airflow_dynamo_lock.protocol.model import Abandoned, Broken, Busy, Granted, Lost, Released, Renewed
-from tests.simulation import KEY, LOST_THEN_RETRIED, Host, World
+from airflow_dynamo_lock.client import core
+from airflow_dynamo_lock.client.core import ClientCore
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockNotHeldError, LockUnavailableError
+from airflow_dynamo_lock.protocol.model import (
+    Abandoned,
+    Broken,
+    Busy,
+    Granted,
+    Lease,
+    Lost,
+    Released,
+    Renewed,
+)
+from tests.simulation import DENIED, KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, World
 
 
 @pytest.fixture
@@ -139,7 +151,7 @@ def test_a_lock_is_free_at_once_when_the_last_one_leaves_between_refused_release
 ) -> None:
     host.take()
     host.enter("pid-1")
-    refused = host.start(host.operations.release(KEY, "a", 1, 15_000)).step()
+    refused = host.start(host.operations.release(KEY, "a", 1, 15_000, heard=True)).step()
     host.leave("pid-1")  # sees no ending flag, and so does not release
 
     assert refused.finish() == Released()
@@ -151,7 +163,7 @@ def test_a_lease_released_by_the_last_one_to_leave_before_the_abandon_counts_as_
 ) -> None:
     host.take()
     host.enter("pid-1")
-    refused = host.start(host.operations.release(KEY, "a", 1, 15_000)).step()
+    refused = host.start(host.operations.release(KEY, "a", 1, 15_000, heard=True)).step()
     host.release()
     host.leave("pid-1")
 
@@ -259,6 +271,80 @@ def test_a_break_that_the_sdk_sent_twice_is_a_break(world: World, host: Host) ->
 
     assert isinstance(about_to_break.finish(), Broken)
     assert world.record().available == 1
+
+
+# -- and if DynamoDB does not answer --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def give_back(world: World, host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """What both clients do to give the lease "a" back, which lasts for 30 s."""
+    monkeypatch.setattr(core, "monotonic", host.now)
+    client = ClientCore(TABLE, "a", 30.0, None, 15.0, 10.0)
+    host.take()
+    lease = Lease(KEY, "a", 1, "a", 1, 1, 30_000, 15_000, 0)
+    return lambda patience: host.run(client.give_back(lease, patience))
+
+
+def test_the_impatient_are_told_at_once(world: World, give_back: Callable[..., Any]) -> None:
+    for fate, failure in ((UNSENT, LockUnavailableError), (DENIED, LockAccessError)):
+        world.fates.append(fate)
+        with pytest.raises(failure):
+            give_back(0)
+    assert world.now == 0.0
+    assert give_back(0) == Released()
+
+
+def test_patience_has_an_end_where_it_was_given_one(world: World, give_back: Callable[..., Any]) -> None:
+    world.fates.extend([UNSENT] * 1000)
+    with pytest.raises(LockUnavailableError):
+        give_back(5)
+    assert world.now == 5.0
+
+
+def test_a_patient_release_waits_without_end_for_dynamodb(
+    world: World, give_back: Callable[..., Any]
+) -> None:
+    world.fates.extend([UNSENT] * 500)
+
+    assert give_back(None) == Released()
+    assert world.now == 500.0
+    assert world.record().holders == {}
+
+
+def test_a_patient_release_that_was_applied_unheard_is_a_release(
+    world: World, give_back: Callable[..., Any]
+) -> None:
+    world.fates.extend([LOST, LOST, UNSENT, DENIED])
+
+    assert give_back(None) == Released()
+
+
+def test_a_patient_release_outlasts_credentials_that_expired(
+    world: World, give_back: Callable[..., Any]
+) -> None:
+    world.fates.extend([DENIED] * 29)
+
+    assert give_back(None) == Released()
+
+
+def test_a_patient_release_that_is_denied_for_a_lease_says_so(
+    world: World, give_back: Callable[..., Any]
+) -> None:
+    world.fates.extend([DENIED] * 1000)
+
+    with pytest.raises(LockAccessError):
+        give_back(None)
+    assert world.now == 30.0
+
+
+def test_a_lease_of_denials_counts_from_the_first_of_them_in_a_row(
+    world: World, give_back: Callable[..., Any]
+) -> None:
+    world.fates.extend([UNSENT] * 100 + [DENIED] * 20 + [UNSENT] + [DENIED] * 20)
+
+    assert give_back(None) == Released()
+    assert world.now == 141.0
 
 
 def _acquire(host: Host, **options):  # type: ignore[no-untyped-def]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from airflow_dynamo_lock.protocol.effects import Request
-from airflow_dynamo_lock.protocol.errors import LockLostError
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockLostError
 from airflow_dynamo_lock.protocol.limits import MARGIN
 from airflow_dynamo_lock.protocol.model import Ending, Lease, Lost, Renewed, Term
-from tests.simulation import KEY, LOST, UNSENT, Host, Paused, World
+from tests.simulation import DENIED, KEY, LOST, UNSENT, Host, Paused, World
 
 
 @pytest.fixture
@@ -347,6 +347,43 @@ def test_a_keeper_goes_on_after_a_failure_of_any_length(world: World, host: Host
 
     assert world.now > 90.0
     assert world.record().holders["a"].version != version
+
+
+def test_a_keeper_that_is_denied_goes_on_for_a_lease(world: World, host: Host) -> None:
+    """Credentials expire, and are replaced."""
+    host.take()
+    keeping = _keep(host)
+    world.fates.extend([DENIED] * 29)
+    while world.fates:
+        keeping.step()
+    version = world.record().holders["a"].version
+
+    keeping.step().step()
+
+    assert 28.0 <= world.now <= 30.0
+    assert world.record().holders["a"].version != version
+
+
+def test_a_keeper_that_is_denied_for_longer_says_so(world: World, host: Host) -> None:
+    host.take()
+    keeping = _keep(host)
+    world.fates.extend([DENIED] * 1000)
+
+    with pytest.raises(LockAccessError):
+        keeping.finish()
+
+    assert 30.0 <= world.now <= 31.0
+
+
+def test_a_keeper_that_is_denied_now_and_then_goes_on_without_end(world: World, host: Host) -> None:
+    host.take()
+    keeping = _keep(host)
+    for _ in range(5):
+        world.fates.extend([DENIED] * 20)
+        while world.fates:
+            keeping.step()
+        keeping.step().step().step()
+    assert keeping.effect is not None
 
 
 def _held(host: Host) -> Term:

@@ -112,7 +112,7 @@ def test_a_release_whose_answer_is_lost_is_a_release(world: World, fate: str) ->
 def test_a_release_sent_again_does_not_free_the_successors_lock(world: World) -> None:
     host = Host(world, "a")
     host.take("first")
-    releasing = host.start(host.operations.release(KEY, "first", 1, 15_000))
+    releasing = host.start(host.operations.release(KEY, "first", 1, 15_000, heard=True))
     world.fates.append(LOST)
     releasing.step()
     Host(world, "b").take("second")

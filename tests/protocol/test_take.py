@@ -102,7 +102,10 @@ def test_a_lock_released_between_refusal_and_read_is_taken(make_world: Callable[
 
 
 def test_a_dead_holder_is_reclaimed_in_the_write_that_acquires(world: World) -> None:
-    first = Host(world, "a").take()
+    host = Host(world, "a")
+    host.take("before")
+    host.release("before")
+    first = host.take()
     world.now += LONG_DEAD
     world.sent.clear()
 

@@ -20,7 +20,8 @@ TABLE = "locks"
 class Poll:
     """A watch whose poller is driven by hand.
 
-    :ivar told: who was woken, in order; with the error where there was one.
+    :ivar told: who was woken, in order; with the error where there was one, and whether it is certain that the
+        lease is gone.
     :ivar slept: how long the poller sleeps after the last poll.
     """
 
@@ -43,7 +44,7 @@ class Poll:
         return ticket
 
     def look(self, who: str, lease_id: str, key: str = "k", *, poll_interval: float = 1.0) -> Sight:
-        sight = Sight(key, lease_id, poll_interval, lambda: self.told.append(who))
+        sight = Sight(key, lease_id, poll_interval, lambda certain: self.told.append((who, certain)))
         self.watch.add(sight)
         return sight
 
@@ -275,7 +276,7 @@ def test_a_waiter_more_impatient_than_the_sleeping_poller_hurries_it() -> None:
         return poll.watch.add(place)
 
     assert hurries(Ticket(WaitForRoom("k", 1, True, 1.0, None), lambda _: None))
-    assert hurries(Sight("k", "a", 1.0, lambda: None))
+    assert hurries(Sight("k", "a", 1.0, lambda _: None))
     assert not hurries(Ticket(WaitForRoom("k", 1, True, 60.0, None), lambda _: None))
 
 
@@ -302,7 +303,7 @@ def test_whoever_looks_after_a_lease_is_told_when_it_is_gone_or_ending() -> None
     poll.once(lock(lease_id="successor"))
     poll.once(lock(held=0))
     poll.once([])
-    assert poll.told == ["keeper"] * 4
+    assert poll.told == [("keeper", False)] * 4, "as far as an eventually consistent read can tell"
 
 
 def test_whoever_looks_after_a_lease_is_told_at_once_when_this_process_ends_it() -> None:
@@ -312,7 +313,7 @@ def test_whoever_looks_after_a_lease_is_told_at_once_when_this_process_ends_it()
 
     poll.watch.ended("k", "a")
 
-    assert poll.told == ["keeper"]
+    assert poll.told == [("keeper", True)]
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------

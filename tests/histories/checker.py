@@ -1,0 +1,319 @@
+"""What must hold in every history, judged by true time, which none of its processes knows.
+
+1. Never are more slots in use by those who still believe that they hold than there are; nor does the record ever say
+   that a lease may be taken before those who believe in it have given up.
+2. Fencing tokens strictly increase, also across a deletion by TTL.
+3. Nobody releases, renews or reclaims a lease but its holder, or against the version that he saw.
+4. In calm weather, a lock that somebody waits for is taken within a bound after its last sign of life.
+5. Who keeps waiting gets his turn, once the trouble is over.
+6. No record becomes unusable.
+
+The first three are judged here, from what was written and what was believed; the others by `history.History`, which
+knows when the weather is calm and who waits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_dynamo_lock.protocol.errors import LockRecordError
+from airflow_dynamo_lock.protocol.model import Lease, Term
+from airflow_dynamo_lock.protocol.native import NativeFormat
+from tests.histories.expressions import Item
+from tests.histories.world import BEGIN, Process, World
+
+NEVER = float("inf")
+# By how much a good estimate of the server's time may be off: its servers' clocks, the header's second, two for two
+# writers to differ.
+_ESTIMATES = 10.0
+
+
+class RecordedTerm(Term):
+    """A term that remembers what it was at any time.
+
+    :ivar history: from when on it was to last until when, both in true time.
+    """
+
+    def __init__(self, world: World, now: Callable[[], float]) -> None:
+        super().__init__(now)
+        assert world.running is not None
+        self._process = world.running
+        self.history: list[tuple[float, float]] = []
+
+    def renewed(self, sent_at: float, lease_ms: int) -> None:
+        super().renewed(sent_at, lease_ms)
+        if not self.lost:
+            self.history.append((self._process.here, self._process.true(self.until)))
+
+    def lose(self, why: str) -> None:
+        super().lose(why)
+        self.history.append((self._process.here, -NEVER))
+
+
+@dataclass
+class Belief:
+    """Somebody works under a lease, from `begin` to `end` at most, for as long as its term lasts."""
+
+    process: Process
+    lease: Lease
+    begin: float
+    end: float = NEVER
+
+    def spans(self) -> Iterator[tuple[float, float]]:
+        """When it was believed, in true time."""
+        assert isinstance(self.lease.term, RecordedTerm)
+        history = self.lease.term.history
+        for (since, until), (then, _) in zip(history, [*history[1:], (NEVER, NEVER)], strict=True):
+            begin, end = max(since, self.begin), min(until, then, self.end)
+            if begin < end:
+                yield begin, end
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A grant of which its caller heard.
+
+    :ivar begun: when it was asked for.
+    :ivar heard: when the caller was told.
+    :ivar valid: whether the lease was still good then.
+    """
+
+    key: str
+    lease_id: str
+    token: int
+    begun: float
+    heard: float
+    valid: bool
+
+
+@dataclass
+class Checker:
+    """Takes in what happens, and says what is wrong with it.
+
+    :ivar acting: who may act for a lease that was not named by the process itself: lease id → processes.
+    :ivar people: processes that may break any lease.
+    :ivar skew: how long after a lease's end, by its stamp, the first of DynamoDB's servers lets others take it, in
+        seconds; None if none of them tells the time.
+    :ivar written: when each key was last written to, true time.
+    """
+
+    world: World
+    capacities: Mapping[str, int]
+    skew: float | None
+    violations: list[str] = field(default_factory=list)
+    beliefs: list[Belief] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
+    acting: dict[str, list[Process]] = field(default_factory=lambda: defaultdict(list))
+    people: list[Process] = field(default_factory=list)
+    broken: dict[str, float] = field(default_factory=dict)
+    given_back: dict[str, float] = field(default_factory=dict)
+    reclaimed: list[tuple[str, float]] = field(default_factory=list)
+    written: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._highest: dict[str, int] = defaultdict(int)
+
+    def wrong(self, what: str) -> None:
+        self.world.story(f"VIOLATION: {what}")
+        self.violations.append(what)
+
+    # -- what happens -----------------------------------------------------------------------------------------
+
+    def term(self, now: Callable[[], float]) -> Term:
+        """To be used in place of `Term`."""
+        return RecordedTerm(self.world, now)
+
+    def heard(self, process: Process, lease: Lease, begun: float) -> None:
+        """A caller was told of a grant."""
+        assert isinstance(lease.term, RecordedTerm)
+        here = process.here
+        valid = lease.term.lost is None and process.true(lease.term.until) > here
+        self.grants.append(Grant(lease.key, lease.lease_id, lease.token, begun, here, valid))
+        if valid:
+            self._highest[lease.key] = max(self._highest[lease.key], lease.token)
+        self.world.story(f"holds {lease.key} as {lease.lease_id}, token {lease.token}", process)
+
+    @contextmanager
+    def believing(self, process: Process, lease: Lease) -> Iterator[None]:
+        """The process works under the lease for the length of the block, or until it is killed in it."""
+        belief = Belief(process, lease, process.here)
+        self.beliefs.append(belief)
+        self.world.story(f"works under {lease.lease_id}", process)
+        try:
+            yield
+        finally:
+            if process.alive:  # else it is cleared away, long after its death
+                belief.end = process.here
+                self.world.story(f"works no more under {lease.lease_id}", process)
+
+    def killed(self, process: Process) -> None:
+        """The process is dead from now on."""
+        self.world.story("is dead", process)
+        for belief in self.beliefs:
+            if belief.process is process:
+                belief.end = min(belief.end, self.world.now)
+
+    def deleted(self, key: str) -> None:
+        """TTL has removed a record."""
+        self.world.story(f"{key} is deleted by TTL")
+        for belief in self.beliefs:
+            if (
+                belief.lease.key == key
+                and belief.lease.lease_id not in self.broken
+                and self._holds_now(belief)
+            ):
+                self.wrong(f"the record of {key} was deleted while {belief.lease.lease_id} was held")
+
+    def applied(self, process: Process, params: Mapping[str, Any], before: Item | None, after: Item) -> None:
+        """A write was carried out."""
+        key = after["key"]["S"]
+        self.written[key] = self.world.now
+        old: Mapping[str, Any] = before["holders"]["M"] if before else {}
+        new: Mapping[str, Any] = after["holders"]["M"]
+        takes = [name for name in new if name not in old]
+        for name, holder in old.items():
+            if name not in new:
+                self._gone(process, params, name, holder["M"], taken=bool(takes))
+            elif new[name] is not holder and not self._acts_for(process, name):
+                self.wrong(f"{process.name} changed the lease {name}, which is not its own")
+        for name in takes:
+            self._comes_back(name, new[name]["M"])
+            if not self._acts_for(process, name):
+                self.wrong(f"{process.name} took the lease {name}, which is not its own")
+        self._last(new)
+        held = sum(int(holder["M"]["slots"]["N"]) for holder in new.values())
+        if int(after["available"]["N"]) + held != int(after["capacity"]["N"]):
+            self.wrong(f"the record of {key} does not add up: {after}")
+        # A token seeded by a host's clock may be anything, until it has been compared with the server's.
+        proven = after["seeded_by"]["S"] == "server"
+        if proven and int(after["token"]["N"]) < self._highest[key]:
+            self.wrong(f"the token of {key} fell below {self._highest[key]}, which was handed out")
+
+    def _gone(
+        self,
+        process: Process,
+        params: Mapping[str, Any],
+        name: str,
+        holder: Mapping[str, Any],
+        *,
+        taken: bool,
+    ) -> None:
+        """A lease was removed from the record."""
+        if process in self.people:
+            self.broken[name] = self.world.now
+        elif taken:
+            self.reclaimed.append((name, self.world.now))
+            values = params["ExpressionAttributeValues"]
+            if holder["version"] not in [value for alias, value in values.items() if "version" in alias]:
+                self.wrong(
+                    f"{process.name} reclaimed {name} without having seen its version {holder['version']}"
+                )
+        else:
+            if not self._acts_for(process, name):
+                self.wrong(f"{process.name} released the lease {name}, which is not its own")
+            told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
+            if abs(told - self.world.now) < _ESTIMATES:
+                self.given_back[name] = self.world.now
+            if holder["inside"]["M"]:
+                self.wrong(f"{process.name} released {name} with {list(holder['inside']['M'])} inside")
+
+    def _last(self, holders: Mapping[str, Any]) -> None:
+        """A lease is not over by the record before it is over for those who believe in it."""
+        if self.skew is None:
+            return
+        for belief in self.beliefs:
+            name = belief.lease.lease_id
+            if belief.end == NEVER and name in holders and "renewed_at" in holders[name]["M"]:
+                holder = holders[name]["M"]
+                over = (
+                    (int(holder["renewed_at"]["N"]) + int(holder["lease_ms"]["N"])) / 1000 - BEGIN + self.skew
+                )
+                until = max(
+                    (end for begin, end in belief.spans() if begin <= self.world.now < end), default=0.0
+                )
+                if over < until:
+                    self.wrong(f"{name} may be taken from {over:.3f} on, and is counted on until {until:.3f}")
+
+    def _comes_back(self, name: str, holder: Mapping[str, Any]) -> None:
+        """A lease that was given back is not taken again by a write that was made before. (One that carries a wrong
+        clock's time cannot be told from a later one.)"""
+        taken = int(holder["acquired_at"]["N"]) / 1000 - BEGIN
+        if self.skew is not None and taken < self.given_back.get(name, -NEVER) - _ESTIMATES:
+            self.wrong(f"{name} was given back at {self.given_back[name]:.3f}, and has come back")
+
+    def _acts_for(self, process: Process, lease_id: str) -> bool:
+        return lease_id in process.ids or process in self.acting[lease_id] or process in self.people
+
+    def works(self, process: Process) -> bool:
+        """Whether it works under a lease just now."""
+        return any(belief.process is process and belief.end == NEVER for belief in self.beliefs)
+
+    def _holds_now(self, belief: Belief) -> bool:
+        return any(begin <= self.world.now < end for begin, end in belief.spans())
+
+    # -- what is wrong with it --------------------------------------------------------------------------------
+
+    def verify(self, items: Mapping[tuple[str, str], Item]) -> None:
+        """All that can be said when a history is over."""
+        for mistake in self.world.mistakes:
+            self.wrong(mistake)
+        for key, capacity in self.capacities.items():
+            self._exclusion(key, capacity)
+            self._tokens([grant for grant in self.grants if grant.key == key], capacity)
+        for item in items.values():
+            try:
+                NativeFormat("locks").record(item, None)
+            except LockRecordError as damaged:
+                self.wrong(str(damaged))
+
+    def _exclusion(self, key: str, capacity: int) -> None:
+        uses: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        slots: dict[str, int] = {}
+        for belief in self.beliefs:
+            if belief.lease.key == key:
+                name = belief.lease.lease_id
+                slots[name] = belief.lease.slots
+                # A holder whose lease was broken overlaps with its successor until it notices. It is told so.
+                excused = self.broken.get(name, NEVER)
+                uses[name] += [(begin, min(end, excused)) for begin, end in belief.spans() if begin < excused]
+        for name, at in self.reclaimed:
+            for begin, end in uses.get(name, ()):
+                if begin <= at < end:
+                    self.wrong(f"{name} was reclaimed at {at:.3f}, but counted on its lease until {end:.3f}")
+        for spans in uses.values():
+            for begin, _ in spans:
+                using = [
+                    other
+                    for other, theirs in uses.items()
+                    if any(since <= begin < until for since, until in theirs)
+                ]
+                if sum(slots[other] for other in using) > capacity:
+                    self.wrong(
+                        f"at {begin:.3f}, {' and '.join(sorted(using))} all worked under {key}, of {capacity}"
+                    )
+                    return
+
+    def _tokens(self, grants: list[Grant], capacity: int) -> None:
+        tokens: dict[int, str] = {}
+        for grant in grants:
+            if (other := tokens.setdefault(grant.token, grant.lease_id)) != grant.lease_id:
+                self.wrong(
+                    f"{other} and {grant.lease_id} were both given the token {grant.token} of {grant.key}"
+                )
+        # One whose lease was broken before its caller was told of it has had a successor already.
+        told = [each for each in grants if each.valid and self.broken.get(each.lease_id, NEVER) > each.heard]
+        grants = sorted(told, key=lambda grant: grant.heard)
+        for i, later in enumerate(grants):
+            for earlier in grants[:i]:
+                if earlier.lease_id == later.lease_id:
+                    continue  # one grant, told to both of two triggerers
+                follows = capacity == 1 or earlier.heard < later.begun
+                if follows and earlier.token > later.token:
+                    self.wrong(
+                        f"{later.lease_id} was given the token {later.token} of {later.key}, "
+                        f"after {earlier.lease_id} was given {earlier.token}"
+                    )

@@ -1,0 +1,543 @@
+"""One history: who takes part, what befalls them, and whether everybody has got his turn in the end.
+
+Those who take part are plain clients, Airflow's groups (an acquiring trigger, a keeper, guarded processes, a releasing
+trigger, and a scheduler that marks, clears and kills them), sensors, and people who break locks. For a while there is a
+storm; then the weather is calm, nobody new comes, and all that is left undone must come to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_dynamo_lock.client.aio import AsyncLockClient
+from airflow_dynamo_lock.protocol.errors import LockError, LockLostError
+from airflow_dynamo_lock.protocol.model import Lease
+from tests.histories.checker import Checker
+from tests.histories.dynamodb import Table
+from tests.histories.network import CALM, TABLE, Network, Sdk, Weather, answer_with
+from tests.histories.world import BEGIN, Assumptions, Machine, Process, World
+
+#: The longest stretch of the time between two looks, and what a try takes in calm weather, seconds.
+STRETCH, TRY = 1.25, 3.0
+DAY = 24 * 3600.0
+
+Work = Callable[[Process, AsyncLockClient], Coroutine[Any, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a history.
+
+    :ivar lasted: simulated seconds.
+    """
+
+    seed: int
+    violations: tuple[str, ...]
+    faults: dict[str, int]
+    grants: int
+    lasted: float
+
+
+def play(
+    seed: int, assumptions: Assumptions | None = None, tell: Callable[[str], None] | None = None
+) -> Verdict:
+    """Play the history of that seed; `tell` is given its story, line by line."""
+    world = World(seed, assumptions or Assumptions(), tell=tell)
+    history = History(world)
+    with world.patched(history.checker.term):
+        history.play()
+    checker = history.checker
+    return Verdict(seed, tuple(checker.violations), dict(world.faults), len(checker.grants), world.now)
+
+
+class History:
+    """One history."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        chance = world.random
+        # A bit of everything, or one kind of trouble that builds on itself.
+        self.trouble = chance.choice(["all", "all", "pauses", "delays"])
+        plain = self.trouble == "delays"
+        self.keys = ["a", "b"] if not plain and chance.random() < 0.15 else ["a"]
+        capacity = 1 if plain else chance.choice([1, 1, 1, 3])
+        self.lease = 6.0 if plain else chance.choice([6.0, 12.0, 30.0])
+        self.grace = chance.choice([3.0, 6.0])
+        self.skew = 5.5 if plain else chance.choice([5.5, 10.0])
+        self.poll = chance.choice([0.5, 2.0])
+        dates = plain or chance.random() < 0.85
+        apart = self.skew - 5.0 + world.assumptions.skew
+        capacities = dict.fromkeys(self.keys, capacity)
+        self.checker = Checker(world, capacities, self.skew - apart / 2 if dates else None)
+        self.table = Table(remembers=world.assumptions.stale)
+        self.network = Network(
+            world,
+            self.table,
+            self.checker.applied,
+            dates=dates,
+            shows_refused=plain or chance.random() < 0.8,
+            apart=apart,
+        )
+        self.actors: dict[Process, str] = {}  # those that have not come to their end
+        self.schedulers: list[Process] = []  # which live for ever
+        self.storm = True
+        self.morning = 0.0  # until then, all machines sleep
+        self._names = 0
+        self.airflow = Airflow(self)
+
+    # -- the course of it -------------------------------------------------------------------------------------
+
+    def play(self) -> None:
+        """A storm, then calm, then the judgement."""
+        world, chance = self.world, self.world.random
+        for _ in range(chance.choice([2, 2, 3, 4])):
+            actors: list[Callable[[], object]] = [self.client, self.airflow.run, self.sensor]
+            world.at(chance.uniform(0, 3), None, chance.choices(actors, weights=[5, 4, 1])[0])
+        ends = chance.choice([15.0, 30.0, 60.0])
+        self._brew(ends)
+        world.run(lambda: False, ends)
+        self._calm()
+        self.checker.verify(self.table.items)
+
+    def _brew(self, ends: float) -> None:
+        """Choose what is to go wrong, and when."""
+        world, chance = self.world, self.world.random
+        mishaps = [self._kill, self._stop, self._cut_off, self.airflow.restart, self._break, self._expire]
+        weights, number = [4, 5, 6, 3, 1, 1], chance.choice([0, 1, 2, 4])
+        match self.trouble:
+            case "all":
+                kinds = chance.sample(list(Weather.__dataclass_fields__), chance.choice([0, 1, 2, 3, 8]))
+                world.stumbles = chance.choice([0.0, 0.0, 0.003, 0.01])
+            case "pauses":
+                kinds, weights, number = [], [1, 5, 5, 1, 0, 0], 3
+                world.stumbles = 0.02
+            case "delays":
+                kinds, weights, number = ["late", "unheard"], [1, 1, 12, 1, 0, 0], 4
+        self.network.weather = Weather(**{kind: chance.choice([0.02, 0.05, 0.15]) for kind in kinds})
+        for _ in range(number):
+            world.at(chance.uniform(0.5, ends), None, chance.choices(mishaps, weights)[0])
+        if chance.random() < 0.06:
+            world.at(chance.uniform(0.5, ends), None, self._long_night)
+
+    def _calm(self) -> None:
+        """The trouble is over: everybody must come to an end, and one more get his turn with all the slots."""
+        world, checker = self.world, self.checker
+        self.storm = False
+        self.network.weather = CALM
+        world.stumbles = 0.0
+        for process in world.processes:
+            process.reaches = process.hears = True
+        begun = max([world.now, *(each.busy_until for each in world.processes if each.alive)])
+        world.story("The weather is calm from now on.")
+        waiting = {key: self.client(key, slots=checker.capacities[key], name="last") for key in self.keys}
+        # A corpse is seen at the next look, is watched for a lease by a slow clock, and taken at the look after that.
+        silent = self.lease / (1 - world.assumptions.rates) + 2 * self.poll * STRETCH + TRY
+        latest = begun + world.assumptions.late + 12 * (silent + self.grace)
+        last = dict.fromkeys(self.keys, begun)
+
+        def done() -> bool:
+            for key, at in last.items():
+                written = max(checker.written.get(key, 0.0), begun)
+                if written - at > silent and waiting[key] in self.actors:
+                    checker.wrong(
+                        f"{key} was waited for and had no sign of life from {at:.1f} to {written:.1f}"
+                    )
+                last[key] = written
+            return not self.actors
+
+        if not world.run(done, latest):
+            left = ", ".join(f"{each.name} ({what})" for each, what in self.actors.items())
+            checker.wrong(f"{left} came to no end within {latest - begun:.0f} s after the storm")
+
+    # -- who takes part ---------------------------------------------------------------------------------------
+
+    def connect(self, process: Process, **settings: Any) -> AsyncLockClient:
+        """A client in that process."""
+        return AsyncLockClient(
+            Sdk(self.network, process),
+            table=TABLE,
+            owner=process.name,
+            lease=self.lease,
+            heartbeat=self.lease / 3,
+            release_grace=self.grace,
+            max_clock_skew=self.skew,
+            **settings,
+        )
+
+    def process(self, kind: str, machine: Machine | None = None) -> Process:
+        self._names += 1
+        process = self.world.process(f"{kind}{self._names}", machine)
+        process.busy_until = self.morning
+        return process
+
+    def actor(self, process: Process, what: str, work: Coroutine[Any, Any, Any]) -> None:
+        """Let the process do that, which has to come to an end, if the process is not killed."""
+        self.actors[process] = what
+
+        async def until_done() -> None:
+            try:
+                await work
+            except LockError as failure:
+                self.world.story(f"ends: {failure}", process)
+            self.actors.pop(process, None)
+
+        process.start(until_done())
+
+    def client(self, key: str | None = None, slots: int | None = None, name: str = "client") -> Process:
+        """A process that takes the lock once, twice or thrice, each time for a while."""
+        chance, process = self.world.random, self.process(name)
+        key = key or chance.choice(self.keys)
+        capacity = self.checker.capacities[key]
+        slots = slots or chance.randint(1, capacity)
+        rounds = 1 if name == "last" else chance.randint(1, 3)
+
+        async def take_turns() -> None:
+            locks = self.connect(process)
+            for _ in range(rounds):
+                begun = process.here
+                timeout = chance.choice([None, None, 5.0]) if self.storm else None
+                try:
+                    async with locks.lock(
+                        key, slots=slots, capacity=capacity, timeout=timeout, poll_interval=self.poll
+                    ) as lease:
+                        self.checker.heard(process, lease, begun)
+                        with self.checker.believing(process, lease):
+                            longest = self.lease * 1.5 if self.storm else 1.0
+                            await asyncio.sleep(chance.random() * longest)
+                except LockError as failure:
+                    self.world.story(f"has no luck: {failure}", process)
+                if not self.storm:
+                    break
+                await asyncio.sleep(chance.random() * 2)
+
+        self.actor(process, f"takes {key} {rounds} times", take_turns())
+        return process
+
+    def sensor(self) -> None:
+        """A process that waits until there is room."""
+        process, key = self.process("sensor"), self.world.random.choice(self.keys)
+
+        async def look() -> None:
+            while True:
+                try:
+                    await self.connect(process).wait(key, poll_interval=self.poll)
+                except LockError as failure:
+                    self.world.story(f"has no luck: {failure}", process)
+                else:
+                    break
+
+        self.actor(process, f"looks at {key}", look())
+
+    # -- what may befall them ---------------------------------------------------------------------------------
+
+    def _victim(self, among: Iterable[Process]) -> Process | None:
+        """Somebody alive; most often one who works under a lease, for there it does the most harm."""
+        alive = [process for process in among if process.alive]
+        holding = [process for process in alive if self.checker.works(process)]
+        chosen = holding if holding and self.world.random.random() < 0.8 else alive
+        return self.world.random.choice(chosen) if chosen else None
+
+    def _kill(self) -> None:
+        # Triggerers are killed where there is another to take over.
+        mortal = [
+            each for each in self.world.processes if each not in (*self.schedulers, self.airflow.triggerer)
+        ]
+        if (process := self._victim(mortal)) is not None:
+            self.kill(process)
+
+    def kill(self, process: Process) -> None:
+        """SIGKILL."""
+        if process.busy_until > self.world.now:  # it has got that far, as far as others can tell
+            self.world.at(process.busy_until, None, self.kill, process)
+        elif process.alive:
+            self.world.faults["process killed"] += 1
+            process.alive = False
+            self.checker.killed(process)
+            self.actors.pop(process, None)
+
+    def _stop(self) -> None:
+        """SIGSTOP, and SIGCONT some time later."""
+        if (process := self._victim(self.world.processes)) is not None:
+            seconds = self._spell()
+            self.world.faults["process stopped"] += 1
+            self.world.story(f"is stopped for {seconds:.1f} s", process)
+            process.pause(seconds)
+
+    def _cut_off(self) -> None:
+        """A process is cut off from DynamoDB for a while, in one direction or both; perhaps twice in a row."""
+        chance, process = self.world.random, self._victim(self.world.processes)
+        if process is None:
+            return
+        reaches, hears = chance.choice([(False, False), (False, True), (True, False)])
+
+        def cut() -> None:
+            process.reaches, process.hears = reaches, hears
+            self.world.faults["process cut off"] += 1
+            self.world.story(f"is cut off ({reaches=}, {hears=})", process)
+
+        def heal() -> None:
+            process.reaches = process.hears = True
+            self.world.story("is cut off no more", process)
+
+        at = self.world.now
+        for _ in range(chance.choice([1, 2, 3])):
+            self.world.at(at, None, lambda: cut() if self.storm else None)
+            at += self._spell()
+            self.world.at(at, None, heal)
+            at += chance.random() * chance.choice([1.0, self.lease])
+
+    def _spell(self) -> float:
+        """How long something lasts: a moment, somewhat less than a lease, or more."""
+        chance = self.world.random
+        return chance.choice([1.0, self.grace, self.lease * 0.7, self.lease * chance.uniform(0.9, 2)])
+
+    def _break(self) -> None:
+        """Somebody breaks a lock."""
+        process, key = self.process("person"), self.world.random.choice(self.keys)
+        self.checker.people.append(process)
+        self.world.faults["lock broken"] += 1
+
+        async def break_it() -> None:
+            locks = self.connect(process)
+            record = await locks.get(key)
+            if record is not None and record.holders:
+                await locks.break_lock(key, next(iter(record.holders)))
+
+        self.actor(process, f"breaks {key}", break_it())
+
+    def _expire(self) -> None:
+        """DynamoDB deletes what has expired, at a moment of its own choosing. DynamoDB Local never does."""
+        if not self.network.dates:
+            return
+        for at, item in list(self.table.items.items()):
+            if int(item["expires_at"]["N"]) < BEGIN + self.world.now:
+                self.world.faults["record deleted by TTL"] += 1
+                self.checker.deleted(at[0])
+                self.table.delete(at, self.world.now)
+
+    def _long_night(self) -> None:
+        """All machines sleep for more than a week."""
+        self.world.faults["slept for a week"] += 1
+        self.world.story("All machines sleep.")
+        self.morning = self.world.now + 8 * DAY
+        for process in self.world.processes:
+            process.busy_until = max(process.busy_until, self.morning)
+        self.world.at(self.morning - self.world.random.random() * DAY / 2, None, self._expire)
+
+
+class Airflow:
+    """A deployment: a scheduler for each run, which never errs but knows little; a triggerer; and workers.
+
+    The schedulers know of processes what they do in reality: they may call a task ended whose process still works.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history, self.world, self.checker = history, history.world, history.checker
+        self._open: dict[int, _Trigger] = {}
+        self._running: list[tuple[int, Callable[[], object]]] = []
+        self._mine: list[Process] = []
+        self._triggers = self._leases = 0
+        self._start_triggerer()
+
+    def _start_triggerer(self) -> None:
+        self.triggerer = self.history.process("triggerer")
+        self._mine.append(self.triggerer)
+        self.locks = self.history.connect(self.triggerer)
+
+    def restart(self) -> None:
+        """A new triggerer takes over what the old one has not finished. The old one is dead, or only seems so."""
+        old, chance = self.triggerer, self.world.random
+        self._start_triggerer()
+        self.world.faults["triggerer replaced"] += 1
+        self.world.story(f"takes over from {old.name}", self.triggerer)
+        if chance.random() < 0.6:
+            self.history.kill(old)
+        elif chance.random() < 0.7:
+            self.world.at(self.world.now + chance.random() * 10, None, self.history.kill, old)
+        for number in self._open:
+            self._go(number)
+
+    async def trigger(self, scheduler: Process, work: Work) -> Any:
+        """Run that in the triggerer, and again in the next one if it has not ended there."""
+        self._triggers += 1
+        number, answer = self._triggers, scheduler.create_future()
+        self._open[number] = _Trigger(scheduler, work, answer)
+        self._go(number)
+        return await answer
+
+    def _go(self, number: int) -> None:
+        trigger = self._open[number]
+        work = trigger.work(self.triggerer, self.locks)
+        cancel = self._do(
+            self.triggerer, work, trigger.scheduler, trigger.answer, lambda: self._orphan_later(number)
+        )
+        self._running.append((number, cancel))
+
+    def _orphan_later(self, number: int) -> None:
+        """The task of a trigger has ended, or was cleared. Wherever the trigger still runs, it ends when it looks
+        (`deferral.until_orphaned`)."""
+        self._open.pop(number, None)
+        self.world.at(self.world.now + self.world.random.uniform(0, 25), None, self._orphan, number)
+
+    def _orphan(self, number: int) -> None:
+        for each, cancel in self._running:
+            if each == number:
+                cancel()
+
+    def _do(
+        self,
+        process: Process,
+        work: Coroutine[Any, Any, Any],
+        scheduler: Process,
+        answer: asyncio.Future[Any],
+        ended: Callable[[], object] = lambda: None,
+    ) -> Callable[[], object]:
+        """Let a process do that, and tell the scheduler what came of it. Returns what cancels it."""
+
+        def tell(result: Any) -> None:
+            ended()
+            if not answer.done():
+                answer.set_result(result)
+
+        async def done() -> None:
+            try:
+                result = await work
+            except LockError as failure:
+                self.world.story(f"fails: {failure}", process)
+                result = None
+            self.world.at(process.here, scheduler, tell, result)
+
+        return process.start(done())
+
+    # -- a run of a DAG: a group with one or two tasks in it --------------------------------------------------
+
+    def run(self) -> None:
+        """Start one."""
+        scheduler, key = self.history.process("run"), self.world.random.choice(self.history.keys)
+        self.history.schedulers.append(scheduler)
+
+        async def until_done() -> None:
+            while await self._attempt(key, scheduler):
+                pass
+
+        self.history.actor(scheduler, f"works under {key}", until_done())
+
+    async def _attempt(self, key: str, scheduler: Process) -> bool:
+        """One attempt of a run. True if somebody has cleared it, so that there is to be another."""
+        chance = self.world.random
+        self._leases += 1
+        lease_id = f"ti{self._leases:04}"
+        self.checker.acting[lease_id] = self._mine
+        capacity = self.checker.capacities[key]
+        claim: Any = {
+            "lease_id": lease_id,
+            "attempt_of": scheduler.name,
+            "slots": chance.randint(1, capacity),
+            "capacity": capacity,
+            "poll_interval": self.history.poll,
+        }
+
+        keepers: list[tuple[Process, asyncio.Future[None]]] = []
+        released: list[bool] = []
+
+        async def acquire(process: Process, locks: AsyncLockClient) -> Lease:
+            begun = process.here
+            lease = await locks.acquire(key, **claim)
+            self.checker.heard(process, lease, begun)
+            return lease
+
+        async def keep(process: Process, locks: AsyncLockClient) -> None:
+            # As `DynamoLockHeartbeatTrigger` does: until it is gone, as the beats or the looks show, or until Airflow
+            # says that the release task has ended, which it asks now and then.
+            keeping = asyncio.ensure_future(locks.keep(held, interval=self.history.lease / 3))
+            gone = asyncio.ensure_future(locks.until_gone(held, poll_interval=self.history.poll))
+            forsaken = process.create_future()
+            if released:
+                self.world.at(process.here + chance.uniform(0, 25), process, answer_with, forsaken, None)
+            keepers.append((process, forsaken))
+            try:
+                await asyncio.wait((keeping, gone, forsaken), return_when=asyncio.FIRST_COMPLETED)
+                if not keeping.done() and not gone.done():
+                    await locks.give_back(held, patience=None)
+            finally:
+                keeping.cancel()
+                gone.cancel()
+
+        async def release(process: Process, locks: AsyncLockClient) -> None:
+            await locks.give_back(held, patience=None)
+
+        acquired: Lease | None = await self.trigger(scheduler, acquire)
+        if acquired is None:
+            return False
+        held = Lease.from_dict(acquired.as_dict())  # by way of an XCom
+        keeper = asyncio.ensure_future(self.trigger(scheduler, keep))
+        await asyncio.sleep(0)
+        keeping = self._triggers
+        cleared = False
+        for _ in range(chance.randint(1, 2)):
+            cleared = await self._task(held, scheduler)
+            if cleared:
+                break
+        if cleared and chance.random() < 0.7:
+            self._orphan_later(keeping)
+            return True  # the new attempt has to give its predecessor's lease back
+        await self.trigger(scheduler, release)
+        released.append(True)
+        for process, forsaken in keepers:
+            self.world.at(scheduler.here + chance.uniform(0, 25), process, answer_with, forsaken, None)
+        await keeper
+        return cleared
+
+    async def _task(self, held: Lease, scheduler: Process) -> bool:
+        """A guarded task in a process of its own. True if somebody has cleared it."""
+        chance = self.world.random
+        process = self.history.process("worker")
+        self._mine.append(process)
+        answer = scheduler.create_future()
+        self._do(process, self._guarded(process, held), scheduler, answer)
+        fate = (
+            chance.choices(["", "marked", "killed", "cleared"], [6, 2, 2, 2])[0] if self.history.storm else ""
+        )
+        # Of a process that sends it no heartbeats for long, Airflow thinks that it is dead, and sees to it.
+        await asyncio.wait([answer], timeout=chance.random() * self.history.lease if fate else 100.0)
+        if fate:
+            self.world.faults[f"task {fate}"] += 1
+            self.world.story(f"has its task {fate}", process)
+        if fate or not answer.done():
+            # Airflow thinks that it has ended; its process goes on for some seconds.
+            delay = 0.0 if fate == "killed" else chance.uniform(1.0, 6.0)
+            self.world.at(scheduler.here + delay, None, self.history.kill, process)
+        return fate == "cleared"
+
+    async def _guarded(self, process: Process, held: Lease) -> None:
+        """What `guard.Guard` does around a task's code."""
+        locks = self.history.connect(process)
+        lost = process.create_future()
+        beats = None
+        try:
+            entered = await locks.enter(held, process.name)
+            beats = locks.keep_alive(
+                entered, interval=entered.lease_ms / 3000, on_lost=lambda *_: lost.set_result(None)
+            )
+            with self.checker.believing(process, entered):
+                longest = self.history.lease if self.history.storm else 1.0
+                await asyncio.wait([lost], timeout=self.world.random.random() * longest)
+        except LockLostError as refused:
+            self.world.story(f"does not start: {refused}", process)
+        finally:
+            if beats is not None:
+                beats.cancel()
+            # Also where it may have entered, and the answer never came.
+            await locks.leave(held, process.name)
+
+
+@dataclass(frozen=True)
+class _Trigger:
+    """Work for a triggerer, and the scheduler that waits for its answer."""
+
+    scheduler: Process
+    work: Work
+    answer: asyncio.Future[Any]
