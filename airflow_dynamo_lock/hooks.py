@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, conf
 
@@ -46,7 +47,9 @@ class LockSettings:
     endpoint_url: str | None = None
     lease: float = DEFAULT_LEASE
     deployment: str = "airflow"
-    botocore_config: Mapping[str, Any] = field(default_factory=dict)
+    botocore_config: Mapping[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # a proxy's password may be in it
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, source: str) -> LockSettings:
@@ -56,16 +59,22 @@ class LockSettings:
         :raises LockValueError: a value that cannot be.
         """
         given = {name: value for name, value in values.items() if value not in (None, "")}
-        config = given.get("botocore_config", {})
+        # None of these errors shows what was given: a secret may have got into the wrong field (rule R12).
         try:
             lease = seconds("lease", float(given.get("lease", DEFAULT_LEASE)))
+        except (TypeError, ValueError):
+            raise LockValueError(f"The lease of {source} must be a number of seconds, more than 0.") from None
+        config = given.get("botocore_config", {})
+        try:
             config = json.loads(config) if isinstance(config, str) else config
-        except (TypeError, ValueError) as wrong:
-            raise LockValueError(
-                f"The lease or botocore_config of {source} is not usable: {wrong}"
-            ) from wrong
+        except ValueError:
+            config = None
         if not isinstance(config, Mapping):
-            raise LockValueError(f"The botocore_config of {source} must be a JSON object, not {config!r}.")
+            raise LockValueError(f"The botocore_config of {source} must be a JSON object.")
+        if "@" in urlsplit(str(given.get("endpoint_url", ""))).netloc:
+            raise LockValueError(
+                f"The endpoint_url of {source} has a user's name in it: put no credentials there, for errors show it."
+            )
         return cls(
             table=given.get("table", DEFAULT_TABLE),
             aws_conn_id=given.get("aws_conn_id", "aws_default"),
@@ -239,7 +248,14 @@ def _aws_client(settings: LockSettings, *, deferrable: bool) -> Any:
     )
     session: Any = hook.get_session(region_name=settings.region_name, deferrable=deferrable)
     config = sdk_config()
-    for more in (hook.conn_config.botocore_config, Config(**settings.botocore_config)):
+    try:
+        ours = Config(**settings.botocore_config)
+    except Exception:  # whatever the SDK makes of it
+        raise LockValueError(
+            f"The SDK does not take the connection's botocore_config: one of {sorted(settings.botocore_config)} "
+            "is unknown to it, or has a value that cannot be."
+        ) from None
+    for more in (hook.conn_config.botocore_config, ours):
         config = config.merge(more) if more else config
     if deferrable:
         # Its models are read here, in a thread, and not when the event loop makes the client.
@@ -281,7 +297,7 @@ class _sdk_errors:
     def __exit__(self, kind: object, failure: BaseException | None, traceback: object) -> None:
         from botocore.exceptions import BotoCoreError
 
-        if isinstance(failure, (BotoCoreError, ValueError)):
+        if isinstance(failure, (BotoCoreError, TypeError, ValueError)) and not isinstance(failure, LockError):
             raise LockAccessError(
                 f"No DynamoDB client can be made from the connection ({failure}): "
                 "check its region, its endpoint URL and the credentials of its aws connection."

@@ -102,6 +102,9 @@ def test_permissions_are_those_that_the_code_uses() -> None:
         and isinstance(call.args[0], ast.Constant)
     }
     assert listed == requested
+    roles = [json.loads(block) for block in blocks(ROOT / "docs" / "configuration.md", "json")]
+    allowed = {each.removeprefix("dynamodb:") for role in roles for each in role["Statement"][0]["Action"]}
+    assert allowed == requested  # role by role: tests/security
 
 
 def test_connection_fields_are_all_described() -> None:

@@ -1,0 +1,354 @@
+"""Every public operation on a lock, and what each may make of an item.
+
+The rule: a client answers with a typed error or a correct action, and never destroys what it did not understand. What
+`get` reports as damaged stays as it is. On a record that it understands, an operation changes what its row in
+docs/protocol.md says, and nothing else: attributes that nobody here knows survive, other holders are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockError, LockRecord
+from airflow_dynamo_lock.protocol.attributes import decode
+from airflow_dynamo_lock.protocol.errors import (
+    CapacityMismatchError,
+    LockLostError,
+    LockNotHeldError,
+    LockRecordError,
+    LockTimeoutError,
+)
+from airflow_dynamo_lock.protocol.model import Lost
+from airflow_dynamo_lock.protocol.native import _ATTRIBUTES, NativeFormat
+from tests.fuzz.items import Item
+
+TABLE = "locks"
+#: The process that enters and leaves in these tests.
+PROCESS = "host:1:[#]. \u202e💡"
+
+
+# -- the table ----------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """An SDK client whose engine answers, where it breaks down itself, as a served one would: with an error 500."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(**params: Any) -> Any:
+            try:
+                return method(**params)
+            except (ClientError, BotoCoreError):
+                raise
+            except Exception as broken:
+                error = {"Code": "InternalServerError", "Message": f"the engine broke down: {broken!r}"}
+                answer: Any = {"Error": error, "ResponseMetadata": {"HTTPStatusCode": 500}}
+                raise ClientError(answer, name) from broken
+
+        return call
+
+
+class Awaited:
+    """The same for an `AsyncLockClient`: its methods are coroutines."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(**params: Any) -> Any:
+            await asyncio.sleep(0)
+            return getattr(self._client, name)(**params)
+
+        return call
+
+
+@dataclass
+class Table:
+    """A lock table, as the SDK shows it."""
+
+    client: Any
+
+    def store(self, key: str, item: Item, entry: str = "lock") -> bool:
+        """Write an item as it is; False if the engine does not store such a one."""
+        try:
+            self.client.put_item(TableName=TABLE, Item={**item, "key": {"S": key}, "entry": {"S": entry}})
+        except ClientError as refused:
+            if refused.response["Error"]["Code"] != "ValidationException":
+                raise
+            return False
+        return True
+
+    def item(self, key: str, entry: str = "lock") -> Item | None:
+        """What is stored."""
+        found: Item | None = self.client.get_item(
+            TableName=TABLE, Key={"key": {"S": key}, "entry": {"S": entry}}, ConsistentRead=True
+        ).get("Item")
+        return found
+
+    def delete(self, key: str, entry: str = "lock") -> None:
+        """Make room for the next."""
+        self.client.delete_item(TableName=TABLE, Key={"key": {"S": key}, "entry": {"S": entry}})
+
+    def locks(self, **options: Any) -> LockClient:
+        """A client that has seen nothing yet."""
+        return LockClient(self.client, table=TABLE, owner="fuzz", **options)
+
+    def async_locks(self) -> AsyncLockClient:
+        """The same with coroutines."""
+        return AsyncLockClient(Awaited(self.client), table=TABLE, owner="fuzz")
+
+
+def understood(item: Item | None) -> LockRecord | None:
+    """The lock that an item describes, None if it is damaged or there is none."""
+    if item is None:
+        return None
+    try:
+        return NativeFormat(TABLE).record(item, None)
+    except LockRecordError:
+        return None
+
+
+# -- the operations -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Move:
+    """One operation, and what it may change.
+
+    :ivar attributes: of the record, besides `holders`.
+    :ivar mine: of the lease's own holder, which it may also remove.
+    :ivar writes_blind: it writes for a holder, without having read the record.
+    """
+
+    name: str
+    run: Callable[[Table, str, Lease], Any]
+    attributes: frozenset[str] = frozenset()
+    mine: frozenset[str] = frozenset()
+    takes: bool = False
+    removes: bool = False
+    writes_blind: bool = False
+
+
+def _async(run: Callable[[AsyncLockClient, str, Lease], Coroutine[Any, Any, Any]]) -> Any:
+    def in_a_loop(table: Table, key: str, lease: Lease) -> Any:
+        async def main() -> Any:
+            client = table.async_locks()
+            # Some would go on for as long as the lease lives.
+            with suppress(TimeoutError):
+                return await asyncio.wait_for(run(client, key, lease), 0.03)
+
+        return asyncio.run(main())
+
+    return in_a_loop
+
+
+async def _list(client: AsyncLockClient) -> list[LockRecord]:
+    return [record async for record in client.list()]
+
+
+# What this program keeps in a record: all that it may change. What it may not, in which operation, is taken away here.
+_OURS = frozenset(_ATTRIBUTES) - {"key", "entry"}
+_WHEN = _OURS - {"capacity", "available", "token", "data"}
+_BEAT = frozenset({"version", "renewed_at"})
+_TAKE: dict[str, Any] = {"attributes": _OURS, "mine": _BEAT | {"acquired_at"}, "takes": True}
+_GIVE: dict[str, Any] = {"attributes": _WHEN | {"available"}, "removes": True}
+
+_MOVES = [
+    Move("get", lambda table, key, _: table.locks().get(key)),
+    Move("look", lambda table, key, _: table.locks().look(key)),
+    Move("list", lambda table, _, __: list(table.locks().list())),
+    Move("wait", lambda table, key, _: table.locks().wait(key, timeout=0)),
+    Move("try_acquire", lambda table, key, _: table.locks().try_acquire(key), **_TAKE),
+    Move(
+        "try_acquire of many slots",
+        lambda table, key, _: table.locks().try_acquire(key, slots=3, capacity=4, data={"a": 1}),
+        **_TAKE,
+    ),
+    Move(
+        "try_acquire as before",
+        lambda table, key, lease: table.locks().try_acquire(
+            key, lease_id=lease.lease_id, slots=lease.slots, capacity=max(lease.slots, lease.capacity)
+        ),
+        **_TAKE,
+    ),
+    Move("acquire", lambda table, key, _: table.locks().acquire(key, timeout=0), **_TAKE),
+    Move(
+        "acquire and wait",
+        lambda table, key, _: table.locks().acquire(key, timeout=0.02, poll_interval=0.005, capacity=2),
+        **_TAKE,
+    ),
+    Move(
+        "renew",
+        lambda table, _, lease: table.locks().renew(lease),
+        attributes=_WHEN,
+        mine=_BEAT,
+        writes_blind=True,
+    ),
+    Move(
+        "enter",
+        lambda table, _, lease: table.locks().enter(lease, PROCESS),
+        attributes=_WHEN,
+        mine=_BEAT | {"inside"},
+        writes_blind=True,
+    ),
+    Move(
+        "leave",
+        lambda table, _, lease: table.locks().leave(lease, PROCESS),
+        mine=frozenset({"inside"}) | _BEAT | {"ending", "lease_ms"},
+        writes_blind=True,
+        **_GIVE,
+    ),
+    Move(
+        "give_back",
+        lambda table, _, lease: table.locks().give_back(lease),
+        mine=_BEAT | {"ending", "lease_ms"},
+        writes_blind=True,
+        **_GIVE,
+    ),
+    Move("break_lock", lambda table, key, lease: table.locks().break_lock(key, lease.lease_id), **_GIVE),
+    Move("async get", _async(lambda client, key, _: client.get(key))),
+    Move("async list", _async(lambda client, _, __: _list(client))),
+    Move("async try_acquire", _async(lambda client, key, _: client.try_acquire(key)), **_TAKE),
+    Move(
+        "async keep",
+        _async(lambda client, _, lease: client.keep(lease, interval=lease.lease_ms / 4000)),
+        attributes=_WHEN,
+        mine=_BEAT,
+        writes_blind=True,
+    ),
+    Move("async until_gone", _async(lambda client, _, lease: client.until_gone(lease, poll_interval=0.005))),
+]
+
+MOVES = {move.name: move for move in _MOVES}
+
+
+@dataclass
+class Played:
+    """What came of an operation."""
+
+    before: Item | None
+    after: Item | None
+    outcome: Any = None
+    failure: Exception | None = None
+
+
+def play(table: Table, key: str, move: Move, lease: Lease) -> Played:
+    """Do it, and look at the item before and after."""
+    played = Played(table.item(key), None)
+    try:
+        played.outcome = move.run(table, key, lease)
+    except Exception as failure:
+        played.failure = failure
+    played.after = table.item(key)
+    return played
+
+
+def lease_of(item: Item, key: str, choose: Callable[[list[str]], str]) -> Lease:
+    """A lease that the item might show, as its holder has it; else one that it does not."""
+    held = item.get("holders", {}).get("M", {})
+    lease_id = choose([*held, "nobody's"])
+    values = held.get(lease_id, {}).get("M", {})
+    slots = _count(values.get("slots")) or 1
+    capacity = max(slots, _count(item.get("capacity")) or 1)
+    lease_ms = _count(values.get("lease_ms")) or 30_000
+    return Lease(key, lease_id, 17, "fuzz", slots, capacity, lease_ms, 15_000, 0)
+
+
+def _count(attribute: Any) -> int | None:
+    value = decode(attribute) if attribute and "N" in attribute else None
+    return value if isinstance(value, int) and 1 <= value <= 10**9 else None
+
+
+# -- the verdict --------------------------------------------------------------------------------------------------
+
+
+def judge(key: str, move: Move, lease: Lease, played: Played, *, strict: bool = True) -> None:
+    """Fail if the operation has not kept to the rule.
+
+    :param strict: a damaged record is not changed by the holder of a lease in it either. Else its writes may change
+        what is its own.
+    """
+    _judge_error(key, lease, played.failure)
+    before, after = played.before, played.after
+    if before is None:
+        assert after is None or move.takes
+        return
+    assert after is not None, "the item is gone"
+    record = understood(before)
+    if record is None:
+        if move.writes_blind and not strict:
+            _judge_change(move, lease.lease_id, before, after, may_remove=())
+            return
+        # A list leaves it out, and says so in the log: one item must not hide all the others.
+        says_nothing = (
+            move.name.startswith("async") or isinstance(played.outcome, Lost) or played.outcome == []
+        )
+        assert played.failure is not None or says_nothing, f"the answer was {played.outcome!r}"
+        assert after == before, "a damaged record was changed"
+        return
+    assert understood(after) is not None, "the record was damaged"
+    if isinstance(played.outcome, Lease) and move.takes:
+        _judge_grant(move, played.outcome, record, before, after)
+    else:
+        assert not move.takes or after == before or move.name.startswith("async"), "refused, and yet changed"
+        refused = played.failure is not None and not isinstance(played.failure, LockLostError)
+        assert not refused or after == before, "an error, and yet changed"
+        _judge_change(move, lease.lease_id, before, after, may_remove=tuple(record.holders))
+
+
+def _judge_error(key: str, lease: Lease, failure: Exception | None) -> None:
+    if failure is None:
+        return
+    if not isinstance(failure, LockError):
+        raise AssertionError(f"not an error of ours: {failure!r}") from failure
+    message = str(failure)
+    assert message
+    # Lease ids are shown as the caller gave them.
+    assert len(message.replace(lease.lease_id, "…").splitlines()) == 1, message
+    assert len(message) < 20_000
+    if isinstance(failure, (LockRecordError, LockTimeoutError, LockNotHeldError, CapacityMismatchError)):
+        assert repr(key) in message, message
+    if isinstance(failure, LockRecordError):
+        assert repr(TABLE) in message, message
+
+
+def _judge_grant(move: Move, lease: Lease, record: LockRecord, before: Item, after: Item) -> None:
+    now = understood(after)
+    assert now is not None
+    assert now.token == lease.token
+    # Where a host's clock has seeded it, nobody has heard of one that is ahead of the time.
+    assert lease.token > record.token or (record.unproven and record.token > lease.acquired_at_ms)
+    assert now.holders[lease.lease_id].slots == lease.slots
+    reclaimed = tuple(holder.lease_id for holder in lease.reclaimed)
+    _judge_change(move, lease.lease_id, before, after, may_remove=reclaimed)
+
+
+def _judge_change(
+    move: Move, lease_id: str, before: Item, after: Item, *, may_remove: tuple[str, ...]
+) -> None:
+    changed = _differ(before, after)
+    assert changed <= move.attributes | {"holders"}, f"changed {changed}"
+    if "holders" not in changed:
+        return
+    were, are = (item["holders"]["M"] for item in (before, after))
+    for name in _differ(were, are):
+        assert name == lease_id or (move.takes and name in may_remove) or move.name == "async try_acquire"
+        if name in were and name in are:
+            parts = _differ(were[name]["M"], are[name]["M"])
+            assert parts <= move.mine, f"changed {parts} of the holder"
+        else:
+            assert move.takes if name in are else move.removes or move.takes
+
+
+def _differ(before: Item, after: Item) -> set[str]:
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}

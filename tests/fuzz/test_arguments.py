@@ -1,0 +1,206 @@
+"""Whatever text or number is given as an argument: what can be stored comes back as it was, what cannot is a typed
+error before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_dynamo_lock import Lease, LockClient
+from airflow_dynamo_lock.protocol.attributes import decode, encode
+from airflow_dynamo_lock.protocol.errors import LockNotHeldError, LockValueError
+from airflow_dynamo_lock.protocol.limits import MAX_ID_BYTES, MAX_KEY_BYTES
+from tests.fuzz.conftest import examples
+from tests.fuzz.items import broken_texts, keys, texts
+from tests.fuzz.judge import TABLE, Table
+
+ids = texts | texts.map(lambda text: (text * MAX_ID_BYTES).encode()[:MAX_ID_BYTES].decode(errors="ignore"))
+payloads = st.dictionaries(
+    texts,
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(10**38) + 1, 10**38 - 1)
+        | texts
+        | st.binary(min_size=1, max_size=4),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+        max_leaves=5,
+    ),
+    max_size=3,
+)
+
+
+def whole_life(
+    table: Table, key: str, lease_id: str, process: str, owner: str, data: Any, about: Any
+) -> None:
+    """Take, enter, beat, leave and give back; what was given is what the record shows."""
+    locks = table.locks()
+    table.delete(key)
+    lease = locks.try_acquire(key, lease_id=lease_id, owner=owner, data=data, about=about, attempt_of=owner)
+    assert lease is not None
+    assert (lease.key, lease.lease_id, lease.owner) == (key, lease_id, owner)
+    locks.enter(lease, process)
+    record = locks.get(key)
+    assert record is not None
+    shown = record.holders[lease_id]
+    assert (shown.owner, list(shown.inside), record.data) == (owner, [process], data)
+    assert shown.about == {**about, "attempt_of": owner}
+    assert [each.key for each in locks.list()] == [key]
+    assert locks.renew(Lease.from_dict(lease.as_dict())).key == key
+    locks.leave(lease, process)
+    assert locks.release(lease)
+    with pytest.raises(LockNotHeldError):
+        locks.break_lock(key, lease_id)
+    table.delete(key)
+
+
+@examples(60)
+@given(key=keys, lease_id=ids, process=ids, owner=texts, data=payloads, about=st.dictionaries(texts, texts))
+def test_all_of_unicode_on_moto(moto_table: Table, **given_texts: Any) -> None:
+    whole_life(moto_table, **given_texts)
+
+
+@examples(25)
+@given(key=keys, lease_id=ids, process=ids, owner=texts, data=payloads, about=st.dictionaries(texts, texts))
+def test_all_of_unicode_on_dynamodb_local(local_table: Table, **given_texts: Any) -> None:
+    whole_life(local_table, **given_texts)
+
+
+class NothingMayBeSent:
+    """An SDK client that must not be called."""
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.fail(f"{name} was called")
+
+
+LOCKS = LockClient(NothingMayBeSent(), table=TABLE)
+LEASE = Lease("key", "lease", 17, "me", 1, 1, 30_000, 15_000, 0)
+
+_CYCLE: dict[str, Any] = {}
+_CYCLE["itself"] = _CYCLE
+_DEEP: Any = "the bottom"
+for _ in range(40):
+    _DEEP = [_DEEP]
+_UNSHOWN = type("Unshown", (), {"__repr__": lambda _: 1 / 0})()
+
+wrong_texts = broken_texts | st.sampled_from(
+    [17, None, b"bytes", ["list"], "", "x" * (MAX_KEY_BYTES + 1), _UNSHOWN]
+)
+wrong_payloads = st.sampled_from(
+    [
+        *(
+            {"a": {1, 2}},
+            {"a": object()},
+            {"a": 10**38 + 1},
+            {"a": 10**5000},
+            {"a": float("nan")},
+            {"a": 1e126},
+        ),
+        *({"a": Decimal("sNaN")}, {"a": Decimal("1E-131")}, {"": 1}, {1: 1}, "text", ["list"], 17, _UNSHOWN),
+        *(_CYCLE, {"a": _DEEP}, {"a": _UNSHOWN}),
+    ]
+) | broken_texts.flatmap(lambda text: st.sampled_from([{text: 1}, {"a": text}, {"a": [text]}]))
+
+
+@examples(150)
+@given(wrong=wrong_texts)
+def test_a_name_that_cannot_be_stored_is_refused_before_anything_is_sent(wrong: Any) -> None:
+    for call in (
+        lambda: LOCKS.try_acquire(wrong),
+        lambda: LOCKS.acquire(wrong, timeout=0),
+        lambda: LOCKS.wait(wrong, timeout=0),
+        lambda: LOCKS.get(wrong),
+        lambda: LOCKS.look(wrong),
+        lambda: LOCKS.break_lock(wrong, "lease"),
+        lambda: LOCKS.break_lock("key", wrong),
+        lambda: LOCKS.enter(LEASE, wrong),
+        lambda: LOCKS.leave(LEASE, wrong),
+        lambda: LOCKS.renew(replace(LEASE, key=wrong)),
+        lambda: LOCKS.renew(replace(LEASE, lease_id=wrong)),
+        lambda: LOCKS.enter(replace(LEASE, lease_id=wrong), "process"),
+        lambda: LOCKS.leave(replace(LEASE, lease_id=wrong), "process"),
+        lambda: LOCKS.give_back(replace(LEASE, lease_id=wrong)),
+        lambda: Lease.from_dict({**LEASE.as_dict(), "key": wrong}),
+    ):
+        with pytest.raises(LockValueError) as refused:
+            call()
+        assert len(str(refused.value).splitlines()) == 1
+        assert len(str(refused.value)) < 300
+
+
+@examples(100)
+@given(wrong=broken_texts | st.sampled_from([17, b"bytes", ["list"]]))
+def test_a_description_that_cannot_be_stored(wrong: Any) -> None:
+    options: list[dict[str, Any]] = [
+        *({"owner": wrong}, {"attempt_of": wrong}, {"about": {"a": wrong}}),
+        *([{"about": {wrong: "a"}}] if isinstance(wrong, str) else []),
+    ]
+    for option in options:
+        with pytest.raises(LockValueError):
+            LOCKS.try_acquire("key", **option)
+
+
+@examples(60)
+@given(wrong=wrong_payloads)
+def test_data_that_cannot_be_stored_is_refused_and_not_told(wrong: Any) -> None:
+    with pytest.raises(LockValueError) as refused:
+        LOCKS.try_acquire("key", data=wrong)
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [10**5000, -(10**5000), float("inf"), float("nan"), _UNSHOWN, None],
+    ids=[
+        "more digits than Python shows",
+        "less than nothing",
+        "infinite",
+        "no number",
+        "cannot show itself",
+        "none",
+    ],
+)
+def test_numbers_beyond_all_measure(huge: Any) -> None:
+    for options in ({"lease": huge}, {"release_grace": huge}, {"slots": huge}, {"capacity": huge}):
+        if huge is None and options.keys() <= {"lease", "release_grace"}:
+            continue  # the client's own
+        with pytest.raises(LockValueError):
+            LOCKS.try_acquire("key", **options)
+    for name in ("slots", "capacity", "lease_ms", "grace_ms"):
+        with pytest.raises(LockValueError):
+            LOCKS.renew(replace(LEASE, **{name: huge}))
+
+
+@pytest.mark.parametrize("values", [{}, {"key": "k"}, None, 17, "text", ["list"]])
+def test_what_is_no_lease_is_not_taken_for_one(values: Any) -> None:
+    with pytest.raises(LockValueError, match="not what a task that acquires a lock has as its result"):
+        Lease.from_dict(values)
+
+
+@examples(300)
+@given(number=st.integers(-(10**38) + 1, 10**38 - 1) | st.integers(0, 86).map(lambda power: 10**power))
+def test_a_whole_number_comes_back_as_it_was(number: int) -> None:
+    assert decode(encode(number)) == number
+
+
+@pytest.mark.parametrize("number", ["1E+125", "9.9E+125", "1E-130", "0E-200", "1" + "0" * 60, "-" + "9" * 38])
+def test_numbers_at_the_limit_are_stored(local_table: Table, number: str) -> None:
+    locks = local_table.locks()
+    assert locks.try_acquire("numbers", data={"n": Decimal(number)})
+    record = locks.get("numbers")
+    assert record is not None
+    assert record.data == {"n": pytest.approx(float(number))}
+    local_table.delete("numbers")
+
+
+def test_as_many_levels_as_dynamodb_stores(local_table: Table) -> None:
+    data: Any = "the bottom"
+    for _ in range(30):
+        data = [data]
+    assert local_table.locks().try_acquire("levels", data={"a": data})
+    local_table.delete("levels")

@@ -1,0 +1,50 @@
+"""Whatever stands under a lock's key: a typed error or a correct action, and nothing is destroyed that was not
+understood."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz.conftest import examples
+from tests.fuzz.items import Item, damaged, foreign, keys, records
+from tests.fuzz.judge import MOVES, Table, judge, lease_of, play, understood
+
+moves = st.sampled_from(list(MOVES))
+items = records() | damaged() | damaged() | foreign
+
+
+def try_out(table: Table, key: str, item: Item, move: str, data: st.DataObject, *, strict: bool) -> None:
+    """One operation on one item, now and then with another entry of the same key beside it."""
+    lease = lease_of(item, key, lambda ids: data.draw(st.sampled_from(ids), label="lease"))
+    beside = data.draw(st.integers(0, 7), label="beside") == 0
+    if not table.store(key, item):
+        return
+    if beside:
+        table.store(key, {"note": {"S": "a waiter"}}, "waiter#1")
+    try:
+        judge(key, MOVES[move], lease, play(table, key, MOVES[move], lease), strict=strict)
+    finally:
+        table.delete(key)
+        if beside:
+            assert "note" in (table.item(key, "waiter#1") or {})
+            table.delete(key, "waiter#1")
+
+
+@examples(500)
+@given(key=keys, item=items, move=moves, data=st.data())
+def test_on_moto(moto_table: Table, key: str, item: Item, move: str, data: st.DataObject) -> None:
+    try_out(moto_table, key, item, move, data, strict=False)
+
+
+@examples(180)
+@given(key=keys, item=items, move=moves, data=st.data())
+def test_on_dynamodb_local(local_table: Table, key: str, item: Item, move: str, data: st.DataObject) -> None:
+    try_out(local_table, key, item, move, data, strict=False)
+
+
+@examples(200)
+@given(record=records())
+def test_a_good_record_is_understood(record: Item) -> None:
+    """Else the others would prove little."""
+    assert understood({**record, "key": {"S": "k"}, "entry": {"S": "lock"}}) is not None

@@ -1,0 +1,95 @@
+"""IAM policies, as far as ours go: whether a call of the SDK is allowed, by its action, resource and leading keys.
+
+moto enforces actions alone: it takes every resource of DynamoDB for ``*``, and leaves conditions about keys out. So
+what is decided here stands in front of moto's table, as IAM stands in front of DynamoDB's. What is unknown here is an
+error, so that nothing is allowed, or refused, by accident.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+ACCOUNT = "arn:aws:dynamodb:eu-central-1:111122223333:table/"
+_LEADING_KEYS = "dynamodb:LeadingKeys"
+# The actions on which AWS evaluates the keys; in all others the condition key is missing.
+_WITH_KEYS = {"GetItem", "BatchGetItem", "UpdateItem", "PutItem", "DeleteItem"}
+
+
+def is_allowed(policy: Mapping[str, Any], action: str, params: Mapping[str, Any]) -> bool:
+    """Whether a policy allows a call: some statement does, and none denies it, for each table that it is about."""
+    for table, keys in _asks(action, params).items():
+        effects = {
+            statement["Effect"]
+            for statement in policy["Statement"]
+            if _matches(statement["Action"], f"dynamodb:{action}")
+            and _matches(statement["Resource"], ACCOUNT + table)
+            and _conditions_hold(statement.get("Condition", {}), keys)
+        }
+        if effects != {"Allow"}:
+            return False
+    return True
+
+
+def _asks(action: str, params: Mapping[str, Any]) -> dict[str, list[str] | None]:
+    """The tables that a call is about, each with the partition keys; None where it names none."""
+    if action == "BatchGetItem":
+        return {
+            table: [key["key"]["S"] for key in wanted["Keys"]]
+            for table, wanted in params["RequestItems"].items()
+        }
+    return {params["TableName"]: [params["Key"]["key"]["S"]] if action in _WITH_KEYS else None}
+
+
+def _matches(patterns: str | list[str], value: str) -> bool:
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    return any(fnmatch.fnmatchcase(value, pattern) for pattern in listed)
+
+
+def _conditions_hold(conditions: Mapping[str, Mapping[str, Any]], keys: list[str] | None) -> bool:
+    for operator, wanted in conditions.items():
+        if set(wanted) != {_LEADING_KEYS}:
+            raise NotImplementedError(f"the condition keys {set(wanted)}")
+        patterns = wanted[_LEADING_KEYS]
+        match operator:
+            case "ForAllValues:StringLike":
+                # Also true where there are none.
+                holds = all(_matches(patterns, key) for key in keys or ())
+            case "ForAllValues:StringEquals":
+                holds = all(key in patterns for key in keys or ())
+            case "Null":
+                holds = (keys is None) == (patterns == "true")
+            case _:
+                raise NotImplementedError(f"the condition operator {operator}")
+        if not holds:
+            return False
+    return True
+
+
+class Guarded:
+    """An SDK client that is allowed what a policy says.
+
+    :ivar used: the actions that were called.
+    """
+
+    def __init__(self, client: Any, policy: Mapping[str, Any]) -> None:
+        self._client = client
+        self._policy = policy
+        self.meta = client.meta
+        self.used: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        action = self._client.meta.method_to_api_mapping[name]
+
+        def call(**params: Any) -> Any:
+            self.used.add(action)
+            if not is_allowed(self._policy, action, params):
+                message = f"not authorized to perform: dynamodb:{action}"
+                raise ClientError({"Error": {"Code": "AccessDeniedException", "Message": message}}, action)
+            return method(**params)
+
+        return call

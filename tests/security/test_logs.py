@@ -1,0 +1,376 @@
+"""No secret and no payload is told by anything of ours (rule R12): not in a log at any level, not in an error or what
+it was raised from, not in the `repr` of an object, not in what Airflow stores.
+
+The SDK's own log is not ours. What it shows at DEBUG is in docs/security.md, and `test_what_botocore_shows_at_debug`
+keeps that true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pytest
+from aiobotocore.session import get_session
+from airflow.providers.common.compat.sdk import XCom
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import TaskDeferred
+from airflow.triggers.base import BaseTrigger
+
+from airflow_dynamo_lock import (
+    AsyncLockClient,
+    DynamoLockHook,
+    DynamoLockOperator,
+    LockClient,
+    LockError,
+    sdk_config,
+)
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockLostError, LockRecordError
+from airflow_dynamo_lock.triggers import (
+    DynamoLockAcquireTrigger,
+    DynamoLockHeartbeatTrigger,
+    DynamoLockReleaseTrigger,
+    DynamoLockSensorTrigger,
+)
+from tests.engines import MotoServer
+from tests.security.policies import Guarded
+
+TABLE = "locks"
+REGION = "eu-central-1"
+
+#: All of them are looked for wherever something is told.
+SECRET = "hunter2-"  # the beginning of each
+PAYLOAD, KEY_OF_AWS, SESSION, PASSWORD, EXTRA, PROXY = (
+    f"{SECRET}{what}" for what in ("payload", "aws-key", "session", "password", "extra", "proxy")
+)
+DATA = {"note": PAYLOAD, "deep": {PAYLOAD: [PAYLOAD]}}
+CREDENTIALS: dict[str, Any] = {
+    "aws_access_key_id": "AKIATEST",
+    "aws_secret_access_key": KEY_OF_AWS,
+    "aws_session_token": SESSION,
+}
+#: Loggers of other programs.
+OTHERS = ("botocore", "boto3", "aiobotocore", "urllib3", "aiohttp", "asyncio", "s3transfer")
+
+
+class Told:
+    """Everything that was told, to look for secrets in."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, *things: object) -> None:
+        """An object, as anybody might print it; an error with all that it was raised from."""
+        for thing in things:
+            self.texts += [str(thing), repr(thing)]
+            if isinstance(thing, BaseException):
+                self.texts.append("".join(traceback.format_exception(thing)))
+
+    def failing(self, call: Callable[[], object], kind: type[BaseException] = LockError) -> None:
+        """A call that must end with that error."""
+        with pytest.raises(kind) as raised:
+            call()
+        self.note(raised.value)
+
+    def check(self) -> None:
+        """Fail if any of it has a secret in it."""
+        for text in self.texts:
+            assert SECRET not in text, text
+
+
+@pytest.fixture
+def told(capfd: pytest.CaptureFixture[str]) -> Iterator[Told]:
+    """Collects; with all loggers at DEBUG but those of the SDK."""
+    told, written = Told(), io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s %(args)s"))
+    root = logging.getLogger()
+    levels = {name: logging.getLogger(name).level for name in ("", "airflow_dynamo_lock", *OTHERS)}
+    root.addHandler(handler)
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.INFO if name in OTHERS else logging.DEBUG)
+    try:
+        yield told
+    finally:
+        root.removeHandler(handler)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    told.note(written.getvalue(), *capfd.readouterr())
+    assert any(text.strip() for text in told.texts)
+    told.check()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A DynamoDB with a lock table."""
+    with MotoServer() as engine:
+        LockClient(sdk(engine.endpoint_url), table=TABLE).create_table()
+        yield engine.endpoint_url
+
+
+def sdk(url: str) -> Any:
+    return boto3.client("dynamodb", endpoint_url=url, region_name=REGION, config=sdk_config(), **CREDENTIALS)
+
+
+def store(url: str, key: str, **attributes: Any) -> None:
+    item = {"key": {"S": key}, "entry": {"S": "lock"}, **attributes}
+    sdk(url).put_item(TableName=TABLE, Item=item)
+
+
+# -- the clients --------------------------------------------------------------------------------------------------
+
+
+def test_the_life_of_a_lock(told: Told, url: str) -> None:
+    locks, others = (LockClient(sdk(url), table=TABLE, owner=owner) for owner in ("me", "somebody else"))
+    lease = locks.try_acquire("life", data=DATA)
+    assert lease
+    record = locks.get("life")
+    assert record
+    assert record.data == DATA
+    told.note(locks, lease, record, record.holders, lease.as_dict(), lease.term, locks.look("life"))
+    with locks.keep_alive(lease, interval=0.05) as beats:
+        told.note(beats)
+        told.failing(lambda: others.acquire("life", timeout=0.2, poll_interval=0.05))
+        told.failing(lambda: others.try_acquire("life", capacity=2))
+        entered = locks.enter(lease, "p")
+        told.note(entered, locks.give_back(lease), locks.leave(entered, "p"))
+    lost = locks.try_acquire("life", data=DATA)
+    assert lost
+    told.note(others.break_lock("life", lost.lease_id))
+    told.failing(lambda: locks.renew(lost), LockLostError)
+    told.failing(lambda: locks.enter(lost, "p"), LockLostError)
+    told.failing(lambda: locks.break_lock("life", "nobody's"))
+    told.note(locks.give_back(lost), *locks.list())
+    with pytest.raises(LockLostError) as raised, locks.lock("life", data=DATA) as held:
+        others.break_lock("life", held.lease_id)
+    told.note(raised.value)
+
+
+async def test_the_life_of_a_lock_with_asyncio(told: Told, url: str) -> None:
+    session: Any = get_session()
+    options = {"endpoint_url": url, "region_name": REGION, "config": sdk_config(), **CREDENTIALS}
+    async with session.create_client("dynamodb", **options) as aws:
+        locks, others = (AsyncLockClient(aws, table=TABLE, owner=owner) for owner in ("me", "somebody else"))
+        async with locks.lock("async", data=DATA) as lease:
+            told.note(locks, lease, await locks.get("async"))
+            with pytest.raises(TimeoutError) as late:
+                await others.acquire("async", timeout=0.2, poll_interval=0.05)
+            told.note(late.value)
+        with pytest.raises(LockLostError) as lost:
+            await locks.renew(lease)
+        store(url, "damaged async", data={"S": PAYLOAD})
+        with pytest.raises(LockRecordError) as damaged:
+            await locks.get("damaged async")
+        sdk(url).delete_item(TableName=TABLE, Key={"key": {"S": "damaged async"}, "entry": {"S": "lock"}})
+        told.note(lost.value, damaged.value)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"data": {"M": {"note": {"S": PAYLOAD}}}},
+        {"data": {"S": PAYLOAD}},
+        {"data": {"SS": [PAYLOAD]}},
+        {"capacity": {"S": PAYLOAD}},
+        {"holders": {"S": PAYLOAD}},
+        {"holders": {"M": {"a": {"S": PAYLOAD}}}},
+        {"holders": {"M": {"a": {"M": {"lease_ms": {"S": PAYLOAD}}}}}},
+    ],
+    ids=str,
+)
+def test_a_damaged_record_with_a_payload(told: Told, url: str, attributes: dict[str, Any]) -> None:
+    locks = LockClient(sdk(url), table=TABLE)
+    good = {"capacity": {"N": "1"}, "available": {"N": "1"}, "holders": {"M": {}}, "token": {"S": "x"}}
+    store(url, "damaged", **(good | attributes))
+    try:
+        told.failing(lambda: locks.get("damaged"), LockRecordError)
+        told.failing(lambda: locks.try_acquire("damaged", data=DATA), LockRecordError)
+        told.failing(lambda: locks.acquire("damaged", timeout=0.1), LockRecordError)
+        list(locks.list())  # it is left out, and the log says so
+    finally:
+        sdk(url).delete_item(TableName=TABLE, Key={"key": {"S": "damaged"}, "entry": {"S": "lock"}})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PAYLOAD,
+        [PAYLOAD],
+        {"a": {PAYLOAD}},
+        {"a": f"{PAYLOAD}\ud800"},
+        {f"{PAYLOAD}\ud800": 1},
+        {"a": PAYLOAD * 50_000},
+        {"a": SimpleNamespace(secret=PAYLOAD)},
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_data_that_cannot_be_stored(told: Told, url: str, data: Any) -> None:
+    told.failing(lambda: LockClient(sdk(url), table=TABLE).try_acquire("unstorable", data=data))
+
+
+def test_errors_of_each_kind(told: Told, url: str) -> None:
+    nobody = Guarded(sdk(url), {"Statement": []})
+    for client in (
+        LockClient(nobody, table=TABLE),
+        LockClient(sdk("http://127.0.0.1:1"), table=TABLE),
+        LockClient(sdk(url), table="missing"),
+    ):
+        told.note(client)
+        told.failing(lambda locks=client: locks.try_acquire("errors", data=DATA))  # type: ignore[misc]
+        told.failing(lambda locks=client: locks.get("errors"))  # type: ignore[misc]
+        told.failing(lambda locks=client: list(locks.list()))  # type: ignore[misc]
+        told.failing(lambda locks=client: locks.check_table())  # type: ignore[misc]
+
+
+# -- Airflow ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch, url: str) -> Callable[..., DynamoLockHook]:
+    """Makes the hook's connection, which has secrets wherever one may be."""
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
+    aws = {
+        "conn_type": "aws",
+        "login": "AKIATEST",
+        "password": KEY_OF_AWS,
+        "extra": {"aws_session_token": SESSION, "region_name": REGION},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(aws))
+
+    def connect(**extra: Any) -> DynamoLockHook:
+        values = {"table": TABLE, "endpoint_url": url, "region_name": REGION, "secret": EXTRA} | extra
+        connection = {"conn_type": "dynamo_lock", "login": "user", "password": PASSWORD, "extra": values}
+        monkeypatch.setenv("AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", json.dumps(connection))
+        return DynamoLockHook()
+
+    connect()
+    return connect
+
+
+async def test_the_hook(told: Told, connections: Callable[..., DynamoLockHook]) -> None:
+    hook = connections(botocore_config={"proxies": {"ftp": f"http://user:{PROXY}@127.0.0.1:1"}})
+    client = hook.get_conn()
+    told.note(hook, vars(hook), hook.settings, client, hook.test_connection())
+    async with DynamoLockHook().async_client() as (locks, settings):
+        told.note(locks, settings, await locks.get("never used"))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"lease": PASSWORD},
+        {"lease": [PASSWORD]},
+        {"table": "no such table", "botocore_config": PASSWORD},
+        {"botocore_config": [PASSWORD]},
+        {"botocore_config": {"no_such_option": PASSWORD}},
+        {"botocore_config": {"retries": PASSWORD}},
+        {"endpoint_url": f"http://user:{PASSWORD}@127.0.0.1:1"},
+        {
+            "endpoint_url": "http://127.0.0.1:1",
+            "botocore_config": {"proxies": {"http": f"http://user:{PROXY}@127.0.0.1:1"}},
+        },
+    ],
+    ids=lambda extra: "-".join(extra),
+)
+def test_a_connection_of_no_use(
+    told: Told, connections: Callable[..., DynamoLockHook], extra: dict[str, Any]
+) -> None:
+    hook = connections(**extra)
+    told.note(hook)
+    told.failing(lambda: hook.get_conn().get("anything"))
+    with suppress(LockError):
+        told.note(hook.settings)
+
+
+def test_an_aws_connection_that_does_not_exist(
+    told: Told, connections: Callable[..., DynamoLockHook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", f"aws://AKIA:{PASSWORD}@/?__extra__=%7B%22region")
+    for name in ("other", "missing"):
+        try:
+            told.note(connections(aws_conn_id=name).get_conn().get("anything"))
+        except Exception as failure:
+            if isinstance(failure, (LockError, LockAccessError)):
+                told.note(failure)
+
+
+TI = SimpleNamespace(
+    id="01a1fb25",
+    dag_id="dag",
+    run_id="run",
+    task_id="locked",
+    map_index=-1,
+    try_number=1,
+    dag_version_id="v",
+)
+
+
+def test_the_triggers_and_what_they_store(
+    told: Told, connections: Callable[..., DynamoLockHook], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    results: dict[str, Any] = {}
+
+    async def keep(value: Any, key: str, **_: Any) -> None:
+        results[key] = value
+
+    async def give(**_: Any) -> Any:
+        return results["return_value"]
+
+    monkeypatch.setattr(XCom, "aset", keep)
+    monkeypatch.setattr(XCom, "aget_one", give)
+    triggers: list[BaseTrigger] = [
+        DynamoLockAcquireTrigger("triggered"),
+        DynamoLockSensorTrigger("triggered", timeout=0.1, poke_interval=0.05),
+        DynamoLockReleaseTrigger("locked"),
+        DynamoLockHeartbeatTrigger("locked", heartbeat=1),
+    ]
+    for trigger in triggers:
+        trigger.task_instance = TI  # type: ignore[assignment]
+        told.note(trigger, vars(trigger), trigger.serialize())
+        told.note(asyncio.run(trigger.work()))  # type: ignore[attr-defined]
+    told.note(results)
+    assert results["return_value"]["key"] == "triggered"
+
+
+def test_the_operator(told: Told, connections: Callable[..., DynamoLockHook], url: str) -> None:
+    locks = LockClient(sdk(url), table=TABLE)
+    assert locks.try_acquire("operated", data=DATA)
+
+    def operator(key: str, function: Callable[[], object]) -> DynamoLockOperator:
+        with DAG("dag"):
+            return DynamoLockOperator(task_id="locked", key=key, python_callable=function)
+
+    context: Any = {"ti": TI, "outlet_events": {}}
+    busy = operator("operated", print)
+    told.note(busy, vars(busy))
+    with pytest.raises(TaskDeferred) as deferred:
+        busy.execute(context)
+    told.note(deferred.value, vars(deferred.value.trigger))
+    lease = locks.try_acquire("operated again", data=DATA)
+    assert lease
+    again = operator("operated again", lambda: 17)
+    told.note(again.execute_locked(context, lease.as_dict()), lease.as_dict())
+
+
+# -- the SDK's own ------------------------------------------------------------------------------------------------
+
+
+def test_what_botocore_shows_at_debug(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Session token, signature and payload, but not the secret key: docs/security.md says so."""
+    with caplog.at_level(logging.DEBUG, "botocore"):
+        locks = LockClient(sdk(url), table=TABLE)
+        assert locks.try_acquire("debug", data=DATA)
+    ours = [record for record in caplog.records if record.name == "airflow_dynamo_lock"]
+    text = "\n".join(record.getMessage() for record in caplog.records if record not in ours)
+    assert SESSION in text
+    assert PAYLOAD in text
+    assert "Signature=" in text
+    assert KEY_OF_AWS not in text

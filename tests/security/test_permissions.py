@@ -1,0 +1,222 @@
+"""Each role of docs/configuration.md has the permissions that it needs, and no more. The policies are the page's own.
+
+Actions are enforced by moto's IAM; actions, resources and leading keys once more by `policies.Guarded`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+from moto.core import enable_iam_authentication
+
+from airflow_dynamo_lock import Lease, LockAccessError, LockClient
+from tests.security.policies import Guarded, is_allowed
+from tests.test_documentation import ROOT
+
+PAGE = ROOT / "docs" / "configuration.md"
+TABLE = "airflow_locks"
+REGION = "eu-central-1"
+TEAM = "Holder of a team's own keys"
+
+Call = Callable[[LockClient, str, Lease], Any]
+
+#: What the clients can be asked to do, and the actions that it takes.
+CALLS: dict[str, tuple[Call, set[str]]] = {
+    "create_table": (
+        lambda locks, _, __: locks.create_table(),
+        {"CreateTable", "DescribeTable", "DescribeTimeToLive", "UpdateTimeToLive"},
+    ),
+    "check_table": (lambda locks, _, __: locks.check_table(), {"DescribeTable", "DescribeTimeToLive"}),
+    "try_acquire": (lambda locks, key, _: locks.try_acquire(f"{key}/free"), {"UpdateItem"}),
+    "acquire, waiting": (
+        lambda locks, key, _: _until_timeout(lambda: locks.acquire(key, timeout=0.05, poll_interval=0.01)),
+        {"UpdateItem", "BatchGetItem"},
+    ),
+    "renew": (lambda locks, _, lease: locks.renew(lease), {"UpdateItem"}),
+    "enter": (lambda locks, _, lease: locks.enter(lease, "p"), {"UpdateItem"}),
+    "leave": (lambda locks, _, lease: locks.leave(lease, "p"), {"UpdateItem"}),
+    "give_back": (lambda locks, _, lease: locks.give_back(lease), {"UpdateItem"}),
+    "wait": (
+        lambda locks, key, _: _until_timeout(lambda: locks.wait(key, timeout=0.05, poll_interval=0.01)),
+        {"GetItem", "BatchGetItem"},
+    ),
+    "look": (lambda locks, key, _: locks.look(key), {"GetItem"}),
+    "get": (lambda locks, key, _: locks.get(key), {"GetItem"}),
+    "list": (lambda locks, _, __: list(locks.list()), {"Scan"}),
+    "break_lock": (
+        lambda locks, key, lease: locks.break_lock(key, lease.lease_id),
+        {"GetItem", "UpdateItem"},
+    ),
+}
+_HOLDS = {"try_acquire", "acquire, waiting", "renew", "enter", "leave", "give_back"}
+_WAITS = {"wait", "look", "get"}
+
+# A refused write shows the item, so that these read nothing. Where an engine does not show it, they use `GetItem`,
+# which those who hold have for waiting.
+#: What each role is for. What its permissions allow besides is `MORE`.
+ROLES = {
+    "Holder": _HOLDS | _WAITS,
+    "Waiter": _WAITS,
+    "Reader": {"get", "look", "list"},
+    "Administrator": {"create_table", "check_table", "get", "look", "list", "break_lock"},
+    TEAM: _HOLDS | _WAITS,
+}
+#: Nobody can be let write a lease and not break one: both are `UpdateItem`. See docs/security.md.
+MORE = {
+    "Holder": {"break_lock"},
+    TEAM: {"break_lock"},
+    "Administrator": _HOLDS - {"acquire, waiting"},
+}
+
+
+def policy_of(role: str) -> dict[str, Any]:
+    """The policy below the role's heading."""
+    _, _, below = PAGE.read_text().partition(f"\n### {role}\n")
+    (block,) = re.findall(
+        r"^```json\n(.*?)^```$", below.partition("\n### ")[0].partition("\n## ")[0], re.M | re.S
+    )
+    policy: dict[str, Any] = json.loads(block)
+    return policy
+
+
+def actions_of(role: str) -> set[str]:
+    return {action.removeprefix("dynamodb:") for action in policy_of(role)["Statement"][0]["Action"]}
+
+
+def _until_timeout(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except TimeoutError:
+        return
+
+
+@pytest.fixture(scope="module")
+def sdk() -> Iterator[Any]:
+    """An SDK client of moto in this process, which asks nobody who he is, with a lock table and another one."""
+    with mock_aws():
+        client = boto3.client("dynamodb", region_name=REGION)
+        for table in (TABLE, "others_locks"):
+            LockClient(client, table=table).create_table()
+        yield client
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A lock of the team's, and of the test's own."""
+    return f"team-a/{request.node.name}"
+
+
+def held(sdk: Any, key: str, table: str = TABLE) -> Lease:
+    """A lease of a lock that is now held."""
+    lease = LockClient(sdk, table=table).try_acquire(key)
+    assert lease is not None
+    return lease
+
+
+def is_refused(name: str, locks: LockClient, lease: Lease) -> bool:
+    call, _ = CALLS[name]
+    try:
+        call(locks, lease.key, lease)
+    except LockAccessError:
+        return True
+    return False
+
+
+def may(role: str, name: str) -> bool:
+    return name in ROLES[role] | MORE.get(role, set())
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_role_can_do_what_it_is_for_and_nothing_else(sdk: Any, key: str, role: str, name: str) -> None:
+    locks = LockClient(Guarded(sdk, policy_of(role)), table=TABLE)
+    assert is_refused(name, locks, held(sdk, key)) != may(role, name)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_takes_these_actions(sdk: Any, key: str, name: str) -> None:
+    everything = {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+    guarded = Guarded(sdk, everything)
+    call, actions = CALLS[name]
+    table = "new_locks" if name == "create_table" else TABLE
+    call(LockClient(guarded, table=table), key, held(sdk, key))
+    assert guarded.used == actions
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_has_no_action_that_it_does_not_use(role: str) -> None:
+    used = set().union(*(CALLS[name][1] for name in ROLES[role]))
+    assert actions_of(role) == used
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", CALLS)
+def test_no_role_reaches_another_table(sdk: Any, key: str, role: str, name: str) -> None:
+    locks = LockClient(Guarded(sdk, policy_of(role)), table="others_locks")
+    assert is_refused(name, locks, held(sdk, key, "others_locks"))
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("foreign", ["team-b/", "team-a", "team-ab/", "xteam-a/", "TEAM-A/"])
+def test_a_team_reaches_no_keys_but_its_own(sdk: Any, name: str, foreign: str) -> None:
+    locks = LockClient(Guarded(sdk, policy_of(TEAM)), table=TABLE)
+    assert is_refused(name, locks, held(sdk, f"{foreign}{name}"))
+
+
+def test_one_foreign_key_refuses_the_whole_batch() -> None:
+    def batch(*keys: str) -> dict[str, Any]:
+        wanted = [{"key": {"S": key}, "entry": {"S": "lock"}} for key in keys]
+        return {"RequestItems": {TABLE: {"Keys": wanted}}}
+
+    policy = policy_of(TEAM)
+    assert is_allowed(policy, "BatchGetItem", batch("team-a/orders", "team-a/customers"))
+    assert not is_allowed(policy, "BatchGetItem", batch("team-a/orders", "team-b/orders"))
+
+
+def test_a_request_without_keys_is_refused_even_if_its_action_is_added() -> None:
+    """`ForAllValues` holds for no values at all; `Null` is what keeps a scan out."""
+    policy = policy_of(TEAM)
+    statement = policy["Statement"][0]
+    statement["Action"].append("dynamodb:Scan")
+    assert not is_allowed(policy, "Scan", {"TableName": TABLE})
+    del statement["Condition"]["Null"]
+    assert is_allowed(policy, "Scan", {"TableName": TABLE})
+
+
+@pytest.fixture(scope="module")
+def users(sdk: Any) -> dict[str, LockClient]:
+    """For each role a user of moto's IAM. All resources of DynamoDB are ``*`` to that."""
+    iam = boto3.client("iam", region_name=REGION)
+    clients = {}
+    for number, role in enumerate(role for role in ROLES if role != TEAM):
+        policy = policy_of(role)
+        policy["Statement"][0]["Resource"] = "*"
+        name = f"user-{number}"
+        iam.create_user(UserName=name)
+        iam.put_user_policy(UserName=name, PolicyName="locks", PolicyDocument=json.dumps(policy))
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        aws = boto3.client(
+            "dynamodb",
+            region_name=REGION,
+            aws_access_key_id=key["AccessKeyId"],
+            aws_secret_access_key=key["SecretAccessKey"],
+        )
+        clients[role] = LockClient(aws, table=TABLE)
+    return clients
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role != TEAM])
+@pytest.mark.parametrize("name", CALLS)
+def test_motos_iam_agrees_about_actions(
+    sdk: Any, users: dict[str, LockClient], key: str, role: str, name: str
+) -> None:
+    lease = held(sdk, key)
+    with enable_iam_authentication():
+        refused = is_refused(name, users[role], lease)
+    assert refused != may(role, name)
