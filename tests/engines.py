@@ -7,8 +7,8 @@
 one that the package ships. Neither is optional: one that cannot start raises ``EngineError``, so that tests fail and
 are never skipped.
 
-This file is the child as well: ``python tests/engines.py NAME PORT`` serves an engine, prints its endpoint URL, and
-ends when its standard input does, which the system sees to even if the tests are killed.
+This file is the child as well: ``python tests/engines.py NAME PORT [FOLDER]`` serves an engine, prints its endpoint
+URL, and ends when its standard input does, which the system sees to even if the tests are killed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,44 @@ class EngineError(Exception):
 
 
 class Engine:
-    """A DynamoDB, empty at first, on a free port unless one is given. Its ``process`` may be stopped or killed."""
+    """A DynamoDB, empty at first, on a free port unless one is given. Its ``process`` may be stopped or killed.
+
+    :param folder: where it keeps its data, for an engine that can (`DynamoDBLocal`); None for in memory.
+    """
 
     name: ClassVar[str]
     endpoint_url: str
     process: subprocess.Popen[str]
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, *, folder: Path | None = None) -> None:
         self._port = port
+        self._folder = folder
 
     def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # also what has a folder: its data were saved with each write
+        self.process.communicate()
+
+    def restart(self) -> None:
+        """Kill it, and start it again on its port. What is not in a folder is lost."""
+        self.__exit__()
+        self._port = int(self.endpoint_url.rpartition(":")[2])
+        self._start()
+
+    def _start(self) -> None:
         with tempfile.TemporaryFile("w+") as complaints:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", __file__, self.name, str(self._port)],
+                [
+                    sys.executable,
+                    "-P",
+                    __file__,
+                    self.name,
+                    str(self._port),
+                    *map(str, filter(None, [self._folder])),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=complaints,
@@ -53,11 +78,6 @@ class Engine:
                 self.process.communicate()
                 complaints.seek(0)
                 raise EngineError(f"{self.name} did not start:\n{complaints.read()}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()  # all is in memory: there is nothing to save
-        self.process.communicate()
 
 
 class DynamoDBLocal(Engine):
@@ -72,20 +92,22 @@ class MotoServer(Engine):
     name = "moto"
 
 
-def serve_until_stdin_ends(name: str, port: int) -> None:
+def serve_until_stdin_ends(name: str, port: int, folder: str | None = None) -> None:
     start = {DynamoDBLocal.name: _start_dynamodb_local, MotoServer.name: _start_moto}[name]
-    print(start(port), flush=True)
+    print(start(port, folder), flush=True)
     sys.stdin.read()
     os._exit(0)  # not sys.exit(), which would wait for the server's threads
 
 
-def _start_moto(port: int) -> str:
+def _start_moto(port: int, folder: str | None) -> str:
     from airflow_dynamo_lock.embedded import EmbeddedDynamoDB
 
+    if folder is not None:
+        sys.exit("moto keeps everything in memory: it has no use for a folder.")
     return EmbeddedDynamoDB(port=port).__enter__().endpoint_url
 
 
-def _start_dynamodb_local(port: int) -> str:
+def _start_dynamodb_local(port: int, folder: str | None) -> str:
     """Run the jar in this process: from outside, the address that it listens on cannot be chosen, and it takes all.
 
     This build, of 2020, is older than DynamoDB Local's telemetry: there is none to turn off.
@@ -107,7 +129,8 @@ def _start_dynamodb_local(port: int) -> str:
     system.setOut(system.err)  # our own standard output says one thing only
 
     runner = jpype.JClass("com.amazonaws.services.dynamodbv2.local.main.ServerRunner")
-    proxy = runner.createServerFromCommandLineArgs(["-inMemory", "-sharedDb"])
+    where = ["-inMemory"] if folder is None else ["-dbPath", folder]
+    proxy = runner.createServerFromCommandLineArgs([*where, "-sharedDb"])
     server = proxy.getClass().getDeclaredField("server")
     server.setAccessible(True)
     (connector,) = server.get(proxy).getConnectors()
@@ -121,4 +144,4 @@ def _start_dynamodb_local(port: int) -> str:
 
 
 if __name__ == "__main__":
-    serve_until_stdin_ends(sys.argv[1], int(sys.argv[2]))
+    serve_until_stdin_ends(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -5,12 +5,15 @@ can do to any of them what networks and servers do.
 from __future__ import annotations
 
 import json
+import os
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any, Self
@@ -34,6 +37,8 @@ class Seen:
 
 
 Matches = Callable[[Seen], bool]
+#: Told what the engine answered to a request: the status and the body.
+OnAnswer = Callable[[Seen, int, bytes], None]
 
 
 @dataclass
@@ -42,7 +47,11 @@ class Rule:
 
     :ivar forward: they reach the engine,
     :ivar late: but only when the rule is over.
+    :ivar delay: they take so many seconds on their way to the engine,
+    :ivar lag: and the answers so many on the way back.
     :ivar reply: what the client gets instead of the engine's answer; None for a broken connection.
+    :ivar resets: a connection that breaks is reset (TCP's RST), not closed.
+    :ivar tears: the connection breaks in the middle of the answer.
     :ivar hits: how many requests it has met.
     :ivar landed: set when the engine has carried one out.
     """
@@ -50,7 +59,11 @@ class Rule:
     matches: Matches
     forward: bool = True
     late: bool = False
+    delay: float = 0.0
+    lag: float = 0.0
     reply: Callable[[], tuple[int, bytes] | None] | None = None
+    resets: bool = False
+    tears: bool = False
     times: float = float("inf")
     hits: int = 0
     over: threading.Event = field(default_factory=threading.Event)
@@ -64,12 +77,14 @@ class Rule:
 class Proxy:
     """Stands before the engine at `target` for the length of a ``with`` block.
 
+    :param on_answer: told of each answer of the engine, before the client gets it, or does not.
     :ivar seen: every request, in the order in which they came.
     """
 
     endpoint_url: str
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, on_answer: OnAnswer | None = None) -> None:
+        self.on_answer = on_answer
         self.target = urlsplit(target).netloc
         self.seen: list[Seen] = []
         self._rules: list[Rule] = []
@@ -104,19 +119,19 @@ class Proxy:
     @contextmanager
     def losing_replies(self, what: str, *, times: float = 1) -> Iterator[Rule]:
         """The engine carries the request out, and the connection breaks before its answer."""
-        with self._rule(Rule(lambda seen: seen.what == what, reply=lambda: None, times=times)) as rule:
+        with self.applying(Rule(lambda seen: seen.what == what, reply=lambda: None, times=times)) as rule:
             yield rule
 
     @contextmanager
     def breaking(self, matches: Matches = lambda _: True) -> Iterator[Rule]:
         """The connection breaks before the request reaches the engine."""
-        with self._rule(Rule(matches, forward=False, reply=lambda: None)) as rule:
+        with self.applying(Rule(matches, forward=False, reply=lambda: None)) as rule:
             yield rule
 
     @contextmanager
     def hanging(self, matches: Matches) -> Iterator[Rule]:
         """The request disappears in a black hole: nothing is answered until this is over."""
-        with self._rule(Rule(matches, forward=False)) as rule:
+        with self.applying(Rule(matches, forward=False)) as rule:
             rule.reply = rule.hold
             yield rule
 
@@ -124,7 +139,7 @@ class Proxy:
     def delaying(self, what: str) -> Iterator[Rule]:
         """The first such request is stuck in the network, and reaches the engine when this is over."""
         rule = Rule(lambda seen: seen.what == what, late=True, times=1)
-        with self._rule(rule):
+        with self.applying(rule):
             yield rule
         assert rule.landed.wait(10)
 
@@ -133,11 +148,12 @@ class Proxy:
         """Requests get that error for an answer, and do not reach the engine."""
         body = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}
         answer = (status, json.dumps(body).encode())
-        with self._rule(Rule(matches, forward=False, reply=lambda: answer)) as rule:
+        with self.applying(Rule(matches, forward=False, reply=lambda: answer)) as rule:
             yield rule
 
     @contextmanager
-    def _rule(self, rule: Rule) -> Iterator[Rule]:
+    def applying(self, rule: Rule) -> Iterator[Rule]:
+        """Any other rule, for as long as the block lasts."""
         self._rules.append(rule)
         try:
             yield rule
@@ -178,7 +194,7 @@ class _Connection(BaseHTTPRequestHandler):
         self._engine = HTTPConnection(self.server.proxy.target)
 
     def handle(self) -> None:
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, HTTPException):  # the client's, or the engine's
             super().handle()
 
     def finish(self) -> None:
@@ -188,32 +204,50 @@ class _Connection(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        rule = self.server.proxy.note(_seen(self.headers.get("X-Amz-Target", ""), json.loads(body)))
+        seen = _seen(self.headers.get("X-Amz-Target", ""), json.loads(body))
+        rule = self.server.proxy.note(seen)
         answer: tuple[int, bytes] | None = None
         headers: dict[str, str] = {"Content-Type": "application/x-amz-json-1.0"}
         if rule is not None and rule.late:
             rule.over.wait()
+        if rule is not None and rule.delay:
+            rule.over.wait(rule.delay)
         if rule is None or rule.forward:
             self._engine.request("POST", self.path, body, dict(self.headers.items()))
             response = self._engine.getresponse()
             answer = (response.status, response.read())
+            if self.server.proxy.on_answer is not None:
+                self.server.proxy.on_answer(seen, *answer)
             hop_by_hop = ("content-length", "connection", "transfer-encoding", "keep-alive")
             headers = {
                 name: value for name, value in response.headers.items() if name.lower() not in hop_by_hop
             }
         if rule is not None:
             rule.landed.set()
+        if rule is not None and rule.lag:
+            rule.over.wait(rule.lag)
         if rule is not None and rule.reply is not None:
             answer = rule.reply()
         if answer is None:
-            self.close_connection = True
+            self._break(resets=rule is not None and rule.resets)
             return
         self.send_response_only(answer[0])
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(answer[1])))
         self.end_headers()
+        if rule is not None and rule.tears:
+            self.wfile.write(answer[1][: len(answer[1]) // 2])
+            self._break(resets=rule.resets)
+            return
         self.wfile.write(answer[1])
+
+    def _break(self, *, resets: bool) -> None:
+        self.close_connection = True
+        if resets:
+            # Closed with nothing to linger for, and by its number: the server would end it in good order.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            os.close(self.connection.detach())
 
     def log_message(self, format: str, *args: object) -> None:
         """No access log."""

@@ -1,0 +1,96 @@
+"""A minute of disasters on both engines, and what the tests of disasters have to be capable of themselves."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from airflow_dynamo_lock import LockUnavailableError
+from tests.chaos.__main__ import play
+from tests.chaos.report import as_text
+from tests.client.clients import lock_client
+from tests.client.proxy import Proxy, Rule
+from tests.engines import DynamoDBLocal, MotoServer
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_minute_of_disasters() -> None:
+    seed = secrets.token_hex(4)
+    reports = play([MotoServer, DynamoDBLocal], seed, 40.0)  # and some 20 s for the last turns
+    told = "\n\n".join(as_text(report) for report in reports)
+    print(f"seed {seed}\n{told}")
+    assert not any(report.violations for report in reports), f"seed {seed}\n{told}"
+
+
+def test_a_process_that_ignores_the_end_of_its_lease_is_found() -> None:
+    (report,) = play([MotoServer], "careless", 9.0, careless=True)
+    found = [violation for violation in report.violations if violation.what == "exclusion"]
+    assert found
+    assert all("careless" in violation.details for violation in report.violations), as_text(report)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_survives(ending: signal.Signals, tmp_path: Path) -> None:
+    chaos = subprocess.Popen(
+        [sys.executable, "-m", "tests.chaos", "--minutes", "5", "--engine", "moto", "--seed", "7"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        children = _all_of(chaos, at_least=8)
+        next(each for each in children if each.ppid() != chaos.pid).suspend()  # that one cannot end by itself
+        chaos.send_signal(ending)
+        code = chaos.wait(30)
+    finally:
+        chaos.kill()
+        chaos.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+    if ending != signal.SIGKILL:
+        assert code == 130
+        assert list(tmp_path.iterdir()) == []
+
+
+def _all_of(process: subprocess.Popen[bytes], *, at_least: int) -> list[psutil.Process]:
+    deadline = time.monotonic() + 60
+    while len(children := psutil.Process(process.pid).children(recursive=True)) < at_least:
+        assert time.monotonic() < deadline, "they did not start"
+        time.sleep(0.1)
+    return children
+
+
+def test_dynamodb_local_keeps_its_data_in_a_folder() -> None:
+    with tempfile.TemporaryDirectory() as folder, DynamoDBLocal(folder=Path(folder)) as engine:
+        url = engine.endpoint_url
+        with lock_client("sync", url) as client:
+            client.create_table()
+            client.try_acquire("key")
+            before = client.get("key")
+            engine.restart()
+            assert engine.endpoint_url == url
+            assert client.get("key") == before
+
+
+def test_a_short_answer_is_no_answer() -> None:
+    """To botocore it is an empty one, which would mean that nobody holds the lock."""
+    with (
+        MotoServer() as engine,
+        Proxy(engine.endpoint_url) as proxy,
+        lock_client("sync", engine.endpoint_url) as client,
+        lock_client("sync", proxy.endpoint_url) as other,
+    ):
+        client.create_table()
+        client.try_acquire("key")
+        with proxy.applying(Rule(lambda _: True, tears=True)), pytest.raises(LockUnavailableError):
+            other.get("key")

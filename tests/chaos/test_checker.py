@@ -1,0 +1,194 @@
+"""The checker finds what must never be, in logs that were made up, and leaves alone what may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.chaos.checker import violations
+from tests.chaos.evidence import Evidence, Incident
+from tests.chaos.log import Event
+from tests.chaos.records import Held, Record, Records
+
+LEASE = 10.0
+LINK = "its link"
+
+
+def event(at: float, process: int, what: str, **more: Any) -> Event:
+    return Event(at, f"p{process}", process, what, {"stay": str(process), **more})
+
+
+def wants(at: float, process: int, *, slots: int = 1, capacity: int = 1) -> Event:
+    return event(at, process, "wants", key="k", slots=slots, capacity=capacity)
+
+
+def granted(
+    at: float,
+    process: int,
+    token: int,
+    *,
+    asked: float | None = None,
+    lease_id: str | None = None,
+    slots: int = 1,
+    capacity: int = 1,
+    what: str = "granted",
+) -> Event:
+    lease = {
+        "key": "k",
+        "lease_id": lease_id or f"lease {process}",
+        "token": token,
+        "slots": slots,
+        "capacity": capacity,
+        "lease_ms": LEASE * 1000,
+    }
+    until = (at if asked is None else asked) + 0.9 * LEASE
+    return event(at, process, what, lease=lease, until=until, reclaimed=[])
+
+
+def counts(at: float, process: int) -> Event:
+    return event(at, process, "counts", until=at + 0.9 * LEASE)
+
+
+def record(at: float, token: int, *holders: tuple[str, float], capacity: int = 1) -> Record:
+    """As a write at that time has left it; holders with their last sign of life, each with one slot."""
+    held = {name: Held(name, 1, LEASE, f"{name} {since}", False, since) for name, since in holders}
+    return Record(at, at, "k", "write", token, capacity, capacity - len(held), held)
+
+
+def found(
+    events: Sequence[Event], *, incidents: Sequence[Incident] = (), records: Sequence[Record] = ()
+) -> list[str]:
+    """What the checker says of these."""
+    evidence = Evidence(
+        engine="none",
+        began=0,
+        calm=100,
+        ended=100,
+        dated=False,
+        events=sorted(events, key=lambda event: event.at),
+        incidents=incidents,
+        histories={"k": records},
+        links={f"p{process}": f"link {process}" for process in range(10)},
+    )
+    return [violation.what for violation in violations(evidence)]
+
+
+# -- exclusion --------------------------------------------------------------------------------------------------
+
+
+def test_two_holders_at_once_are_found() -> None:
+    assert found([granted(0, 1, 1), granted(8.9, 2, 2)]) == ["exclusion"]
+
+
+def test_a_holder_whose_term_has_ended_is_none() -> None:
+    assert found([granted(0, 1, 1), granted(9.1, 2, 2)]) == []
+
+
+def test_a_holder_that_has_renewed_goes_on() -> None:
+    assert found([granted(0, 1, 1), counts(5, 1), granted(9.1, 2, 2)]) == ["exclusion"]
+
+
+@pytest.mark.parametrize("end", ["gives_back", "hands_over", "lost", "failed", "leaves"])
+def test_a_holder_that_has_given_up_is_none(end: str) -> None:
+    assert found([granted(0, 1, 1), event(4, 1, end), granted(4.1, 2, 2)]) == []
+    assert found([granted(0, 1, 1), event(4, 1, end), granted(3.9, 2, 2)]) == ["exclusion"]
+
+
+def test_a_killed_holder_believes_nothing_and_a_stopped_one_what_it_did() -> None:
+    overlap = [granted(0, 1, 1), granted(5, 2, 2)]
+    assert found(overlap, incidents=[Incident("SIGKILL", 4, 4, process=1)]) == []
+    assert found(overlap, incidents=[Incident("SIGSTOP", 4, 20, process=1)]) == ["exclusion"]
+
+
+def test_no_more_slots_than_there_are() -> None:
+    three = [granted(i, i, i, capacity=3) for i in (1, 2, 3)]
+    assert found(three) == []
+    assert found([*three, granted(4, 4, 4, capacity=3)]) == ["exclusion"]
+    assert found([*three[:2], granted(4, 4, 4, capacity=3, slots=2)]) == ["exclusion"]
+
+
+def test_those_inside_share_one_lease() -> None:
+    group = [granted(0, 1, 1, lease_id="group"), event(1, 1, "hands_over")]
+    group += [granted(2, process, 1, lease_id="group", what="entered") for process in (2, 3)]
+    assert found(group) == []
+    assert found([*group, granted(4, 4, 2)]) == ["exclusion"]
+
+
+def test_a_broken_lease_may_be_believed_in_from_then_on() -> None:
+    broken = event(4, 9, "breaks", lease_id="lease 1")
+    assert found([granted(0, 1, 1), broken, granted(5, 2, 2)]) == []
+    assert found([granted(0, 1, 1), broken, granted(3, 2, 2)]) == ["exclusion"]
+    assert found([granted(0, 1, 1), broken, granted(5, 2, 2), granted(6, 3, 3)]) == ["exclusion"]
+
+
+# -- fencing ----------------------------------------------------------------------------------------------------
+
+
+def test_tokens_that_repeat_or_go_back_are_found() -> None:
+    assert found([granted(0, 1, 7), granted(20, 2, 7)]) == ["fencing"]
+    assert found([granted(0, 1, 7), granted(20, 2, 6)]) == ["fencing"]
+    assert found([granted(0, 1, 7), granted(20, 2, 8)]) == []
+
+
+def test_grants_that_cross_have_no_order() -> None:
+    assert found([granted(10, 1, 7, asked=0, capacity=2), granted(9, 2, 8, asked=8, capacity=2)]) == []
+
+
+# -- progress ---------------------------------------------------------------------------------------------------
+
+
+def test_a_free_lock_that_a_waiter_does_not_get_is_found() -> None:
+    free = [record(0, 1)]
+    assert found([wants(10, 1), granted(14, 1, 2)], records=free) == []
+    assert found([wants(10, 1), granted(19, 1, 2)], records=free) == ["progress"]
+    assert found([wants(10, 1)], records=free) == ["progress"], "it waits in vain"
+
+
+def test_a_dead_holder_that_nobody_succeeds_is_found() -> None:
+    dead = [record(0, 1, ("dead", 0.0))]
+    assert found([wants(-5, 1), granted(14, 1, 2)], records=dead) == []
+    assert found([wants(-5, 1), granted(19, 1, 2)], records=dead) == ["progress"]
+    assert found([wants(5, 1), granted(19, 1, 2)], records=dead) == [], "it came late, and has to watch"
+    alive = [record(at, 1, ("dead", at)) for at in (0.0, 3.0, 6.0, 9.0)]
+    assert found([wants(-5, 1), granted(19, 1, 2)], records=alive) == []
+
+
+def test_a_waiter_to_whom_something_happens_has_to_watch_anew() -> None:
+    dead = [record(0, 1, ("dead", 0.0))]
+    waits = [wants(-5, 1), granted(20, 1, 2)]
+    assert found(waits, records=dead, incidents=[Incident("cut", 6, 7, link="link 1")]) == []
+    assert found(waits, records=dead, incidents=[Incident("cut", 6, 7, everywhere=True)]) == []
+    assert found(waits, records=dead, incidents=[Incident("SIGSTOP", 6, 7, process=1)]) == []
+    assert found(waits, records=dead, incidents=[Incident("cut", 6, 7, link="link 2")]) == ["progress"]
+
+
+def test_room_for_one_is_none_for_two() -> None:
+    some = [record(0, 1, ("a", 0.0), capacity=2), record(8, 1, ("a", 8.0), capacity=2)]
+    assert found([wants(0, 1, capacity=2), granted(9, 1, 2, capacity=2)], records=some) == ["progress"]
+    assert found([wants(0, 1, slots=2, capacity=2), granted(9, 1, 2, capacity=2)], records=some) == []
+
+
+# -- order ------------------------------------------------------------------------------------------------------
+
+
+def test_errors_and_damaged_records_are_found() -> None:
+    assert found([event(0, 1, "failed", error="LockUnavailableError", why="")]) == []
+    assert found([event(0, 1, "failed", error="LockRecordError", why="")]) == ["order"]
+    assert found([event(0, 1, "error", trace="KeyError")]) == ["order"]
+    whole = record(0, 1, ("a", 0.0))
+    assert found([], records=[whole]) == []
+    assert found([], records=[Record(**{**vars(whole), "available": 1})]) == ["order"]
+
+
+# -- records ----------------------------------------------------------------------------------------------------
+
+
+def test_answers_that_cross_are_put_in_the_order_of_their_tokens() -> None:
+    released = Record(1.1, 0.9, "k", "release", 1, 1, 1, {})
+    taken = Record(1.0, 0.95, "k", "acquire", 2, 1, 0, record(1.0, 2, ("a", 1.0)).holders)
+    records = Records()
+    records.add(taken)
+    records.add(released)
+    assert records.of["k"] == [released, taken]
