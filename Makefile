@@ -9,11 +9,16 @@ INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
           --no-annotate --no-emit-index-url --custom-compile-command "make lock"
 
-.PHONY: help setup demo test check lock clean
+.PHONY: help setup demo test soak chaos chaos-airflow check lock clean
 
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
 	@echo 'make test    all tests, the slow ones with a real Airflow among them'
+	@echo 'make soak    simulated histories, for MINUTES=10, from a seed of its own; SEED=... tells one of them'
+	@echo 'make chaos-airflow'
+	@echo '             a real Airflow in trouble, for MINUTES=10; SEED=... repeats a choice of troubles, DEPLOYMENTS=2'
+	@echo '             has two share the lock table, REPORT=... is a file for the figures'
+	@echo 'make chaos   ten minutes of disasters, real processes on real engines; MINUTES=n, SEED=n, REPORT=file'
 	@echo 'make check   lint, formatting and types'
 	@echo 'make setup   what the others need; they run it themselves. PYTHON=... chooses the interpreter'
 	@echo 'make lock    write requirements/*.txt anew from pyproject.toml and requirements/*.in'
@@ -26,6 +31,18 @@ demo: .venv/.demo
 
 test: .venv/.dev
 	@.venv/bin/pytest
+
+MINUTES ?= 10
+soak: .venv/.dev
+	@.venv/bin/python -m tests.histories $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) \
+		$(if $(REPORT),--report $(REPORT))
+
+chaos-airflow: .venv/.dev
+	@.venv/bin/python -m tests.airflow.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+		$(if $(DEPLOYMENTS),--deployments $(DEPLOYMENTS)) $(if $(REPORT),--report $(REPORT))
+
+chaos: .venv/.dev
+	@.venv/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
 
 check: .venv/.dev
 	.venv/bin/ruff check

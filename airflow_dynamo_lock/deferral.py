@@ -1,4 +1,4 @@
-"""Whether a trigger's task still waits for it.
+"""What a trigger asks Airflow: whether its task still waits for it, and whether another task of the run has ended.
 
 Airflow leaves the trigger of a task that is cleared while deferred running, and starts it anew whenever it ends, until
 the task is deferred once more, with another trigger. Such an orphan must not take a lock, or keep one alive, for a task
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 log = logging.getLogger("airflow_dynamo_lock")
@@ -20,65 +21,90 @@ log = logging.getLogger("airflow_dynamo_lock")
 EVERY = 20.0
 # Runs in one question, which travels in a URL.
 _RUNS = 100
+# The states in which a task stays.
+_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
 async def until_deferred(ti: Any) -> None:
     """Wait while the task instance is not deferred."""
-    while ti in await _not_deferred([ti]):  # noqa: ASYNC110 - Airflow has no event to wait for
+    while await _answered([_Question(ti, ti.task_id, _is_not_deferred)]):  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(EVERY)
 
 
 async def until_orphaned(ti: Any) -> None:
     """Wait while the task instance is deferred."""
+    await _until(_Question(ti, ti.task_id, _is_not_deferred))
+
+
+async def until_ended(ti: Any, task_id: str) -> None:
+    """Wait until another task of the same run, at the same map index, has ended, in whatever way."""
+    await _until(_Question(ti, task_id, _ENDED.__contains__))
+
+
+def _is_not_deferred(state: str | None) -> bool:
+    return state != "deferred"
+
+
+@dataclass(eq=False)
+class _Question:
+    """Whether a task beside `ti`, or that one itself, is in one of some states."""
+
+    ti: Any
+    task_id: str
+    matches: Callable[[str | None], bool]
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+_waiting: set[_Question] = set()
+_asking: asyncio.Task[None] | None = None
+
+
+async def _until(question: _Question) -> None:
     global _asking
-    orphaned = _waiting[id(ti)] = (ti, asyncio.Event())
+    _waiting.add(question)
     try:
         if _asking is None or _asking.done():
             _asking = asyncio.create_task(_ask(), name="dynamo-lock deferrals")
-        await orphaned[1].wait()
+        await question.answered.wait()
     finally:
-        del _waiting[id(ti)]
-
-
-_waiting: dict[int, tuple[Any, asyncio.Event]] = {}
-_asking: asyncio.Task[None] | None = None
+        _waiting.discard(question)
 
 
 async def _ask() -> None:
     while _waiting:
         await asyncio.sleep(EVERY)
-        for ti in await _not_deferred([ti for ti, _ in _waiting.values()]):
-            if id(ti) in _waiting:
-                _waiting[id(ti)][1].set()
+        for question in await _answered(list(_waiting)):
+            question.answered.set()
 
 
-async def _not_deferred(tis: Collection[Any]) -> list[Any]:
-    """Those that Airflow's database does not show as deferred. Where it gives no answer, they are taken to be: nothing
-    is given up for a question that was not answered."""
+async def _answered(questions: Collection[_Question]) -> list[_Question]:
+    """Those to which Airflow's database says yes. Where it gives no answer, that is no: nothing is given up for a
+    question that was not answered."""
     from airflow.sdk.execution_time import comms, task_runner
 
     by_dag = defaultdict(list)
-    for ti in tis:
-        by_dag[ti.dag_id].append(ti)
+    for question in questions:
+        by_dag[question.ti.dag_id].append(question)
     found = []
     for dag_id, of_dag in by_dag.items():
         for first in range(0, len(of_dag), _RUNS):
             some = of_dag[first : first + _RUNS]
-            question = comms.GetTaskStates(
+            message = comms.GetTaskStates(
                 dag_id=dag_id,
-                task_ids=sorted({ti.task_id for ti in some}),
-                run_ids=sorted({ti.run_id for ti in some}),
+                task_ids=sorted({each.task_id for each in some}),
+                run_ids=sorted({each.ti.run_id for each in some}),
             )
             try:
-                answer: Any = await task_runner.SUPERVISOR_COMMS.asend(question)
+                answer: Any = await task_runner.SUPERVISOR_COMMS.asend(message)
                 states = answer.task_states
             except Exception:
-                log.debug("Airflow does not say which tasks of %r are deferred.", dag_id, exc_info=True)
+                log.debug("Airflow does not say in which state the tasks of %r are.", dag_id, exc_info=True)
                 continue
-            found += [ti for ti in some if states.get(ti.run_id, {}).get(_name(ti)) != "deferred"]
+            found += [each for each in some if each.matches(states.get(each.ti.run_id, {}).get(_name(each)))]
     return found
 
 
-def _name(ti: Any) -> str:
+def _name(question: _Question) -> str:
     """As Airflow's answer names it."""
-    return str(ti.task_id) if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}"
+    map_index = question.ti.map_index
+    return question.task_id if map_index < 0 else f"{question.task_id}_{map_index}"

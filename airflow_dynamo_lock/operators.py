@@ -217,15 +217,21 @@ class DynamoLockHeartbeatOperator(_OfAcquired):
 
     :param acquire_task_id: the task that acquired the lease.
     :param heartbeat: time between beats, seconds or timedelta. Default: a twelfth of the lease. (templated)
+    :param release_task_id: the `DynamoLockReleaseOperator` of the same lease. If it ends without having given the lease
+        back (it failed, was killed, or was marked), the keeper does, from the triggerer; without this it keeps the lock
+        for ever then.
     :param deferrable: beat in the triggerer; if False, on a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
     """
 
     template_fields: Sequence[str] = ("heartbeat", *_OfAcquired.template_fields)
 
-    def __init__(self, *, heartbeat: Seconds | str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, heartbeat: Seconds | str | None = None, release_task_id: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.heartbeat = heartbeat
+        self.release_task_id = release_task_id
         if self.deferrable:
             start_in_triggerer(
                 self, "DynamoLockHeartbeatTrigger", self._trigger_arguments(), "execute_complete"
@@ -236,6 +242,7 @@ class DynamoLockHeartbeatOperator(_OfAcquired):
             "acquire_task_id": self.acquire_task_id,
             "heartbeat": leases.plain(self.heartbeat),
             "dynamo_lock_conn_id": self.dynamo_lock_conn_id,
+            "release_task_id": self.release_task_id,
         }
 
     def execute(self, context: Context) -> None:

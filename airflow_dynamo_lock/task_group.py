@@ -95,7 +95,9 @@ class DynamoLock(TaskGroup):
             "dynamo_lock_conn_id": dynamo_lock_conn_id,
             **common,
         }
-        self.heartbeat = DynamoLockHeartbeatOperator(task_id="heartbeat", heartbeat=heartbeat, **after)
+        self.heartbeat = DynamoLockHeartbeatOperator(
+            task_id="heartbeat", heartbeat=heartbeat, release_task_id=self.child_id("release"), **after
+        )
         self.release = DynamoLockReleaseOperator(task_id="release", **after)
         self.acquire.as_setup()
         self.heartbeat.as_teardown(setups=self.acquire)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.common.compat.sdk import XCom
@@ -35,6 +35,10 @@ from airflow_dynamo_lock.protocol.model import Lease
 if TYPE_CHECKING:
     from airflow_dynamo_lock.client.aio import AsyncLockClient
     from airflow_dynamo_lock.leases import OnTimeout
+
+
+# How soon a keeper sees that its lease was given back, at the latest, while DynamoDB can be reached, in seconds.
+_NOTICED = 5.0
 
 
 class LockTrigger(BaseTrigger):
@@ -159,27 +163,31 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
 
     :param acquire_task_id: the task that acquired them.
     :param heartbeat: seconds between beats; None for a twelfth of the lease.
+    :param release_task_id: the task that is to give them back. Once it has ended without, the keeper does; else it
+        would keep the lock for ever.
     """
 
-    arguments = ("acquire_task_id", "heartbeat", "dynamo_lock_conn_id")
+    arguments = ("acquire_task_id", "heartbeat", "dynamo_lock_conn_id", "release_task_id")
 
     def __init__(
         self,
         acquire_task_id: str,
         heartbeat: float | str | None = None,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
+        release_task_id: str | None = None,
     ) -> None:
         super().__init__()
         self.acquire_task_id = acquire_task_id
         self.heartbeat = heartbeat
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
+        self.release_task_id = release_task_id
 
     async def work(self) -> TriggerEvent:
         held = leases.from_result(
             await XCom.aget_one(**leases.xcom_of(self.ti, self.acquire_task_id)), self.acquire_task_id
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
-            await asyncio.gather(*(self._keep(client, lease) for lease in held))
+            await _each(self._keep(client, lease) for lease in held)
         return TaskSuccessEvent()
 
     async def _keep(self, client: AsyncLockClient, lease: Lease) -> None:
@@ -187,17 +195,37 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
         keeping = asyncio.ensure_future(client.keep(lease, interval=every))
         # A release is noticed at the next look, not only at the next beat, or the run would linger.
         gone = asyncio.ensure_future(client.until_gone(lease))
+        forsaken = asyncio.ensure_future(self._until_forsaken())
         try:
-            await asyncio.wait((keeping, gone), return_when=asyncio.FIRST_COMPLETED)
-            for ended in (keeping, gone):
+            await asyncio.wait((keeping, gone, forsaken), return_when=asyncio.FIRST_COMPLETED)
+            for ended in (keeping, gone, forsaken):
                 if ended.done():
                     ended.result()
+            if not keeping.done() and not gone.done():
+                self.log.warning("The task %r has ended, but not the lease.", self.release_task_id)
+                await client.give_back(lease, patience=None)
         finally:
             keeping.cancel()
             gone.cancel()
+            forsaken.cancel()
         self.log.info(
             "The lock %r (lease %s) is given back or lost; the keeper ends.", lease.key, lease.lease_id
         )
+
+    async def _until_forsaken(self) -> None:
+        """Wait until the release task has ended, and what it did would have been noticed."""
+        if self.release_task_id is None:
+            await asyncio.Event().wait()
+        else:
+            await deferral.until_ended(self.ti, self.release_task_id)
+            await asyncio.sleep(_NOTICED)
+
+
+async def _each(works: Iterable[Awaitable[Any]]) -> None:
+    """Do all of them, each to its own end: what fails for one lease is no reason to leave another."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 class DynamoLockReleaseTrigger(LockTrigger):
@@ -218,8 +246,8 @@ class DynamoLockReleaseTrigger(LockTrigger):
             await XCom.aget_one(**leases.xcom_of(self.ti, self.acquire_task_id)), self.acquire_task_id
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
-            for lease in held:
-                await client.give_back(lease, patience=lease.lease_ms / 1000)
+            # Without end, as the keeper goes on without end: one that gave up would leave the lease to the other.
+            await _each(client.give_back(lease, patience=None) for lease in held)
         return TaskSuccessEvent()
 
 

@@ -48,11 +48,14 @@ class Component:
         self._command = command
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
+        self._orphaned: list[subprocess.Popen[bytes]] = []  # dead leaders whose sessions may still live
 
     def start(self) -> None:
         """Start it, which must not be running. Its output goes to the end of `log`."""
         assert not self.is_running, f"{self.name} is running"
         self.started = datetime.now(UTC)
+        if self._process:
+            self._orphaned.append(self._process)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -66,6 +69,13 @@ class Component:
     def kill(self) -> None:
         """End it as a power failure would: SIGKILL to it and to all that it has started, tasks included."""
         self._end(grace=0.0)
+
+    def kill_leader(self) -> None:
+        """End its main process alone, as a machine without memory might. What that has started goes on by itself, even
+        past the next start, until `kill()` or `stop()`."""
+        assert self._process, f"{self.name} is not running"
+        # Not by Popen.kill(): see `is_running`.
+        os.kill(self._process.pid, signal.SIGKILL)
 
     def stop(self, grace: float = GRACE) -> None:
         """End it in good order, with all it has started; what is left after `grace` seconds is killed."""
@@ -85,23 +95,25 @@ class Component:
         self._signal(signal.SIGCONT)
 
     def processes(self) -> list[psutil.Process]:
-        """The living processes of its session."""
-        return processes.of_session(self.session) if self.session else []
+        """The living processes of its sessions."""
+        return processes.of_sessions(self.sessions)
 
     @property
-    def session(self) -> int | None:
-        """The id of the session, which is the pid of its leader; None before the start and after the end."""
-        return self._process.pid if self._process else None
+    def sessions(self) -> list[int]:
+        """The ids of its session, which is the pid of its leader, and of those whose leader was killed alone."""
+        return [each.pid for each in (self._process, *self._orphaned) if each]
 
     @property
     def is_running(self) -> bool:
         """Whether the leader lives."""
-        # Not by Popen.poll(): it collects a dead leader, whose pid could then become another session.s id.
-        return self.session is not None and psutil.Process(self.session).status() != psutil.STATUS_ZOMBIE
+        # Not by Popen.poll(): it collects a dead leader, whose pid could then become another session's id.
+        return bool(self._process) and psutil.Process(self.sessions[0]).status() != psutil.STATUS_ZOMBIE
 
     def wait(self) -> int | None:
         """Wait until the leader has ended, and return its exit code; None if there is none to wait for."""
         code = self._process.wait() if self._process else None
+        while self._orphaned:
+            self._orphaned.pop().wait()
         self._process = None
         return code
 
@@ -214,7 +226,7 @@ class Deployment(AirflowClient):
 
     def processes(self) -> list[psutil.Process]:
         """All living processes of this deployment."""
-        sessions = [component.session for component in self.components if component.session]
+        sessions = [session for component in self.components for session in component.sessions]
         return processes.of_home(self.home, sessions)
 
     def _component(self, name: str, *command: str) -> Component:

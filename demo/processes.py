@@ -12,8 +12,10 @@ parent closes it or dies, in whatever way, and then kills the deployment.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -23,9 +25,9 @@ from pathlib import Path
 import psutil
 
 
-def of_session(session: int) -> list[psutil.Process]:
-    """The living processes of a session."""
-    return [process for process in _living() if _session(process) == session]
+def of_sessions(sessions: Collection[int]) -> list[psutil.Process]:
+    """The living processes of some sessions."""
+    return [process for process in _living() if _session(process) in sessions] if sessions else []
 
 
 def of_home(home: Path, sessions: Collection[int] = ()) -> list[psutil.Process]:
@@ -58,6 +60,17 @@ def end(find: Callable[[], list[psutil.Process]], grace: float = 0.0) -> None:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
         time.sleep(0.05)
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A folder that goes away even if Ctrl-C comes while it is going."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        with undisturbed():
+            shutil.rmtree(folder)
 
 
 @contextmanager

@@ -7,10 +7,9 @@ import json
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import boto3
@@ -58,7 +57,7 @@ def main() -> int:
 def demo(console: Console, runs: int, output: Path, keep: bool) -> bool:
     """Let `runs` runs of each deployment contend, and report to `output` as well. Returns the verdict."""
     console.print("Two Airflow deployments, north and south, take turns on one lock in an embedded DynamoDB.")
-    with _temporary_folder() as folder, EmbeddedDynamoDB() as dynamodb:
+    with processes.temporary_folder("airflow-dynamo-lock-demo-") as folder, EmbeddedDynamoDB() as dynamodb:
         _create_lock_table(dynamodb.endpoint_url)
         journal = folder / "ledger.jsonl"
         deployments = [_deployment(name, folder / name, dynamodb.endpoint_url, journal) for name in NAMES]
@@ -145,14 +144,3 @@ def _deployment(name: str, home: Path, endpoint_url: str, journal: Path) -> Depl
         "DEMO_LEDGER": str(journal),
     }
     return Deployment(name, home, DAGS, env=environment, parallelism=WORKER_SLOTS)
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    """A folder that goes away even if Ctrl-C comes while it is going."""
-    folder = Path(tempfile.mkdtemp(prefix="airflow-dynamo-lock-demo-"))
-    try:
-        yield folder
-    finally:
-        with processes.undisturbed():
-            shutil.rmtree(folder)

@@ -14,12 +14,11 @@ from statistics import median
 import psutil
 import pytest
 
-from tests.airflow.conftest import Room, Stay, until
+from tests.airflow.room import GRACE, LEASE, POLL, Room, until
+from tests.airflow.stays import Stay
 
 pytestmark = pytest.mark.airflow
 
-LEASE, GRACE = 20.0, 6.0  # as in dags/guarded.py
-POLL = 1.25  # the poller's interval, jitter included
 #: What Airflow needs from the grant to the first line of the next task's code, on two busy cores.
 AIRFLOW = 15.0
 #: What it needs from a mark or a clear to the end of the process: its heartbeat, SIGTERM, 5 s, SIGKILL.

@@ -9,12 +9,11 @@ from itertools import pairwise
 
 import pytest
 
-from tests.airflow.conftest import Room, until
+from tests.airflow.room import POLL, Room, until
 
 pytestmark = pytest.mark.airflow
 
 WAITERS, TURNS = 200, 8
-POLL = 1.25  # the poller's interval, jitter included
 
 
 def events(room: Room, key: str) -> Iterator[tuple[datetime, str]]:

@@ -1,6 +1,7 @@
 """The DAGs that the tests of `tests/airflow` run. What they do is told by the run's conf, and by files of the test:
 
-a guarded task notes every 50 ms in the ledger that it is inside, until the test says how it should end.
+a guarded task notes every 50 ms in the ledger that it is inside, until the test says how it should end, or for as long
+as the conf says.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from airflow.sdk import DAG, get_current_context, task, task_group
 from airflow_dynamo_lock import DynamoLock, DynamoLockOperator, DynamoLockSensor
 
 ROOM = Path(os.environ["DYNAMO_LOCK_TEST_ROOM"])
+DEPLOYMENT = os.environ["DYNAMO_LOCK_TEST_DEPLOYMENT"]
 
 KEY = "{{ dag_run.conf['key'] }}"
 TIMES: Any = {
@@ -28,25 +30,29 @@ TIMES: Any = {
 
 def note(**values: object) -> None:
     """Append one line to the ledger, in one write."""
-    line = json.dumps({"at": time.time(), "pid": os.getpid(), **values}) + "\n"
+    line = json.dumps({**values, "pid": os.getpid(), "deployment": DEPLOYMENT}) + "\n"
     ledger = os.open(ROOM / "ledger.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(ledger, line.encode())
     os.close(ledger)
 
 
 def be_inside() -> None:
-    """Work under the lease until the test has made the file ``finish`` or ``fail`` for this run and task."""
+    """Work under the lease until the test has made the file ``finish`` or ``fail`` for this run and task, or until the
+    ``seconds`` of the run's conf are over; it then ``fails``, if the conf has that."""
     context: Any = get_current_context()
-    lease, ti = context["dynamo_lock"], context["ti"]
-    here = {"key": lease.key, "lease_id": lease.lease_id, "token": lease.token, "run_id": ti.run_id}
-    here |= {"task_id": ti.task_id, "try_number": ti.try_number, "map_index": ti.map_index}
+    lease, ti, conf = context["dynamo_lock"], context["ti"], context["dag_run"].conf
+    here = {"key": lease.key, "lease_id": lease.lease_id, "token": lease.token}
+    here |= {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try_number": ti.try_number}
     name = f"{ti.run_id}.{ti.task_id}".replace("/", "_")
+    end = time.monotonic() + conf.get("seconds", float("inf"))
     while True:
-        note(event="inside", **here)
-        if (ROOM / f"{name}.finish").exists():
-            return
-        if (ROOM / f"{name}.fail").exists():
+        # The time first: what the lease is good for is then true of this moment, even if the process is paused here.
+        at = time.time()
+        note(at=at, remaining=lease.remaining(), **here)
+        if (ROOM / f"{name}.fail").exists() or (time.monotonic() > end and conf.get("fails")):
             raise RuntimeError("the test wanted it so")
+        if (ROOM / f"{name}.finish").exists() or time.monotonic() > end:
+            return
         time.sleep(0.05)
 
 
@@ -61,13 +67,23 @@ def quick() -> None:
     for lease in context["dynamo_locks"].values():
         lease.check()
         here = {"key": lease.key, "lease_id": lease.lease_id, "token": lease.token}
-        note(event="inside", **here, run_id=context["run_id"], task_id=context["ti"].task_id)
+        note(at=time.time(), **here, run_id=context["run_id"], task_id=context["ti"].task_id)
 
 
 with DAG("guarded", schedule=None, max_active_runs=300), DynamoLock(KEY, **TIMES):
     work()
 
-with DAG("skipping", schedule=None), DynamoLock(KEY, on_timeout="skip", **TIMES):
+with DAG("skipping", schedule=None, max_active_runs=300), DynamoLock(KEY, on_timeout="skip", **TIMES):
+    work()
+
+with DAG("steps", schedule=None, max_active_runs=300), DynamoLock(KEY, **TIMES):
+    again: Any = {"retries": 1, "retry_delay": timedelta(seconds=1)}
+    work.override(task_id="first", **again)() >> work.override(task_id="second", **again)()
+
+with (
+    DAG("hurried", schedule=None, max_active_runs=300, dagrun_timeout=timedelta(seconds=45)),
+    DynamoLock(KEY, **TIMES),
+):
     work()
 
 with DAG("timed_out", schedule=None, dagrun_timeout=timedelta(seconds=12)), DynamoLock(KEY, **TIMES):
@@ -76,7 +92,7 @@ with DAG("timed_out", schedule=None, dagrun_timeout=timedelta(seconds=12)), Dyna
 with DAG("many", schedule=None, max_active_runs=300, max_active_tasks=300), DynamoLock(KEY, **TIMES):
     quick()
 
-with DAG("operator", schedule=None):
+with DAG("operator", schedule=None, max_active_runs=300):
     DynamoLockOperator(task_id="locked", key=KEY, python_callable=be_inside, **TIMES)
 
 with DAG("sensing", schedule=None):

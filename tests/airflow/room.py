@@ -1,0 +1,174 @@
+"""Real Airflow deployments that share one lock table on a served moto, and one ledger that the guarded processes write.
+
+Used through Airflow's REST API, as a user would, and with hands on the processes: what the tests of this folder and
+`tests.airflow.chaos` have in common.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import boto3
+
+from airflow_dynamo_lock import LockClient, LockRecord, sdk_config
+from demo.deployment import Deployment, running
+from tests.airflow.stays import Ledger, Stay, faults
+from tests.engines import Engine, MotoServer
+
+T = TypeVar("T")
+TABLE = "airflow_locks"
+LEASE, GRACE = 20.0, 6.0  # as in dags/guarded.py
+POLL = 1.25  # the poller's interval, jitter included
+DAGS = {
+    "guarded",
+    "skipping",
+    "timed_out",
+    "many",
+    "operator",
+    "sensing",
+    "mapped",
+    "nested",
+    "steps",
+    "hurried",
+}
+
+
+@dataclass
+class Room:
+    """The deployments, the lock table and the ledger."""
+
+    deployments: tuple[Deployment, ...]
+    folder: Path
+    locks: LockClient
+    engine: Engine
+    ledger: Ledger
+
+    @property
+    def airflow(self) -> Deployment:
+        """The deployment, where there is one."""
+        return self.deployments[0]
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where the lock table is."""
+        return self.engine.endpoint_url
+
+    def start(self, dag_id: str, key: str, **conf: Any) -> str:
+        """Trigger a run."""
+        return self.airflow.trigger(dag_id, {"key": key, **conf})
+
+    def tell(self, run_id: str, what: str, task_id: str = "lock.work") -> None:
+        """Let a guarded task ``finish`` or ``fail``."""
+        (self.folder / f"{run_id}.{task_id}.{what}").touch()
+
+    def stays(self, key: str) -> list[Stay]:
+        """Who was inside, from what the processes themselves wrote, in order."""
+        return self.ledger.stays(key)
+
+    def wait_inside(
+        self, key: str, run_id: str, *, timeout: float = 60.0, beside: tuple[int, ...] = ()
+    ) -> Stay:
+        """Wait until a process of the run is inside; `beside` are pids of earlier ones."""
+
+        def found() -> Stay | None:
+            stays = [stay for stay in self.stays(key) if stay.run_id == run_id and stay.pid not in beside]
+            return stays[-1] if stays else None
+
+        return until(found, f"a process of {run_id} is inside {key}", timeout)
+
+    def wait_record(
+        self, key: str, what: Callable[[LockRecord], Any], *, timeout: float = 60.0
+    ) -> LockRecord:
+        """Wait until the lock's record is as wanted."""
+
+        def found() -> LockRecord | None:
+            record = self.locks.get(key)
+            return record if record is not None and what(record) else None
+
+        return until(found, f"the record of {key} is as wanted", timeout)
+
+    def blocked(self, since: int) -> list[str]:
+        """What the triggerer says of its event loop being blocked, other than by its own garbage collection.
+
+        :param since: the line of its log to begin with.
+        """
+        pauses = self.folder / "pauses.jsonl"
+        collections = (
+            [json.loads(line) for line in pauses.read_text().splitlines()] if pauses.exists() else []
+        )
+
+        def is_collection(line: str) -> bool:
+            at = datetime.fromisoformat(line.split()[0]).timestamp()
+            seconds = float(line.partition("blocked for ")[2].split()[0])
+            # The warning comes at most a probe (0.1 s) and the pause itself after the collection has begun.
+            return any(abs(at - each["at"]) < 0.5 and each["took"] > seconds / 2 for each in collections)
+
+        lines = self.airflow.triggerer.log.read_text().splitlines()[since:]
+        return [line for line in lines if "was blocked for" in line and not is_collection(line)]
+
+    def assert_exclusive(self, key: str) -> None:
+        """No two leases' processes were inside at the same time, and each grant's token was larger than the last."""
+        stays = self.stays(key)
+        assert stays, f"nobody was ever inside {key}"
+        assert not list(faults(stays)), "\n".join(map(str, faults(stays)))
+
+
+def until(found: Callable[[], T | None], what: str, timeout: float) -> T:
+    """Poll until there is something."""
+    deadline = time.monotonic() + timeout
+    while (result := found()) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout:g} s: {what}")
+        time.sleep(0.1)
+    return result
+
+
+@contextmanager
+def opened(folder: Path, *names: str, env: Mapping[str, str] | None = None) -> Iterator[Room]:
+    """Have the deployments of these names up, with their homes and all that they write in `folder`.
+
+    :param env: more of their environment, configuration for example.
+    """
+    with MotoServer() as engine:
+        aws = boto3.client(
+            "dynamodb",
+            region_name="us-east-1",
+            endpoint_url=engine.endpoint_url,
+            aws_access_key_id="test",
+            aws_secret_access_key="test-secret",
+            config=sdk_config(),
+        )
+        locks = LockClient(aws, table=TABLE, owner="the tests")
+        locks.create_table()
+        deployments = tuple(_deployment(name, folder, engine, env or {}) for name in names)
+        with running(*deployments):
+            for deployment in deployments:
+                deployment.wait_for_dags(DAGS)
+            yield Room(deployments, folder, locks, engine, Ledger(folder / "ledger.jsonl"))
+
+
+def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str]) -> Deployment:
+    extra = {
+        "table": TABLE,
+        "endpoint_url": engine.endpoint_url,
+        "region_name": "us-east-1",
+        "deployment": name,
+    }
+    here = Path(__file__).parent
+    environment = {
+        "DYNAMO_LOCK_TEST_ROOM": str(folder),
+        "DYNAMO_LOCK_TEST_DEPLOYMENT": name,
+        "PYTHONPATH": str(here / "site"),
+        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": extra}),
+        "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(
+            {"conn_type": "aws", "login": "test", "password": "test-secret"}
+        ),
+    }
+    return Deployment(name, folder / name, here / "dags", env=environment | dict(env), parallelism=6)

@@ -1,0 +1,113 @@
+"""The keeper in the triggerer: until when it keeps a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk.execution_time import task_runner
+
+from airflow_dynamo_lock import DynamoLock, Lease, LockClient, deferral, triggers
+from airflow_dynamo_lock.triggers import DynamoLockHeartbeatTrigger
+
+
+class Airflow:
+    """Answers the questions for task states."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str | None] = {"lock.heartbeat": "deferred", "lock.release": None}
+
+    async def asend(self, question: Any) -> Any:
+        return SimpleNamespace(task_states={"run": {name: self.states[name] for name in question.task_ids}})
+
+
+@pytest.fixture
+def airflow(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> Airflow:
+    extra = {"table": "locks", "endpoint_url": locks._client.meta.endpoint_url, "region_name": "eu-central-1"}
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", json.dumps({"conn_type": "dynamo_lock", "extra": extra})
+    )
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_AWS_DEFAULT", '{"conn_type": "aws", "login": "test", "password": "test-secret"}'
+    )
+    monkeypatch.setattr(deferral, "EVERY", 0.1)
+    monkeypatch.setattr(triggers, "_NOTICED", 0.1)
+    answers = Airflow()
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", answers, raising=False)
+    return answers
+
+
+@pytest.fixture
+def lease(request: pytest.FixtureRequest, locks: LockClient, monkeypatch: pytest.MonkeyPatch) -> Lease:
+    lease = locks.try_acquire(request.node.name, lease=60)
+    assert lease
+
+    async def result(**_: Any) -> Any:
+        return lease.as_dict()
+
+    monkeypatch.setattr(BaseXCom, "aget_one", result)
+    return lease
+
+
+def keeper() -> DynamoLockHeartbeatTrigger:
+    """As the group makes it."""
+    with DAG("dag"):
+        lock = DynamoLock("orders")
+        with lock:
+            EmptyOperator(task_id="work")
+    assert lock.heartbeat.start_trigger_args
+    trigger = DynamoLockHeartbeatTrigger(**lock.heartbeat.start_trigger_args.trigger_kwargs or {})
+    trigger.task_instance = SimpleNamespace(  # type: ignore[assignment]
+        dag_id="dag", run_id="run", task_id="lock.heartbeat", map_index=-1
+    )
+    return trigger
+
+
+async def events_of(trigger: DynamoLockHeartbeatTrigger) -> list[str]:
+    return [type(event).__name__ async for event in trigger.run()]
+
+
+async def test_it_keeps_the_lease_until_it_is_released(
+    airflow: Airflow, lease: Lease, locks: LockClient
+) -> None:
+    keeping = asyncio.ensure_future(events_of(keeper()))
+    await asyncio.sleep(1)
+    assert not keeping.done()
+    assert await asyncio.to_thread(locks.release, lease)
+    assert await asyncio.wait_for(keeping, 10) == ["TaskSuccessEvent"]
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "skipped"])
+async def test_it_gives_back_what_the_release_task_has_not(
+    airflow: Airflow, lease: Lease, locks: LockClient, state: str
+) -> None:
+    airflow.states["lock.release"] = state
+    assert await asyncio.wait_for(events_of(keeper()), 10) == ["TaskSuccessEvent"]
+    record = await asyncio.to_thread(locks.get, lease.key)
+    assert record
+    assert not record.holders
+
+
+async def test_it_goes_on_while_the_release_task_is_to_be_retried(airflow: Airflow, lease: Lease) -> None:
+    airflow.states["lock.release"] = "up_for_retry"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(events_of(keeper()), 1.5)
+
+
+async def test_it_ends_when_its_task_does_not_wait_for_it_any_more(
+    airflow: Airflow, lease: Lease, locks: LockClient
+) -> None:
+    keeping = asyncio.ensure_future(events_of(keeper()))
+    await asyncio.sleep(0.5)
+    airflow.states["lock.heartbeat"] = None  # cleared
+    assert await asyncio.wait_for(keeping, 10) == []
+    record = await asyncio.to_thread(locks.get, lease.key)
+    assert record
+    assert record.holders
