@@ -164,7 +164,13 @@ class Host:
     def stamp(self) -> Stamp:
         host_ms = self.world.server_ms + round(self.wall_clock_off * 1000)
         self.stamps.append(
-            Stamp(f"{self.name}-{len(self.stamps)}", self.clock.at(self.now()), host_ms, self.now())
+            Stamp(
+                f"{self.name}-{len(self.stamps)}",
+                self.clock.at(self.now()),
+                host_ms,
+                self.now(),
+                self.clock.answered,
+            )
         )
         return self.stamps[-1]
 

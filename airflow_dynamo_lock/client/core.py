@@ -91,7 +91,8 @@ class ClientCore:
     def stamp(self) -> Stamp:
         """What the next write attempt carries."""
         at = monotonic()
-        return Stamp(str(uuid.uuid4()), self.clock.at(at), time.time_ns() // 1_000_000, at)
+        host_ms = time.time_ns() // 1_000_000
+        return Stamp(str(uuid.uuid4()), self.clock.at(at), host_ms, at, self.clock.answered)
 
     def interval(self, lease: Lease) -> float:
         """Seconds between heartbeats of `lease`: the client's, or a sixth of the lease."""

@@ -81,12 +81,14 @@ class Stamp:
         dead.
     :ivar at: when it was made, monotonic seconds. The lease counts from then, not from when the write was sent: a
         process may be stopped in between, and others go by what the record says (rule R4).
+    :ivar answered: this process has had an answer before. If it still knows no server time, then no answer tells it.
     """
 
     version: str
     server_ms: int | None
     host_ms: int
     at: float
+    answered: bool = True
 
     @property
     def best_ms(self) -> int:
@@ -107,9 +109,11 @@ class ServerClock:
     """
 
     _ahead_ms: float | None = field(default=None)
+    answered: bool = field(default=False)
 
     def note(self, reply: Reply) -> None:
         """Take in the ``Date`` of a response."""
+        self.answered = True
         if reply.server_ms is not None:
             self._ahead_ms = reply.server_ms - reply.sent_at * 1000
 

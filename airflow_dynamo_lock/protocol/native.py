@@ -386,8 +386,8 @@ class NativeFormat:
         no newer than its own, to within `_OVERTAKEN_MS`, by which two writers' estimates may differ; or, where that
         cannot be told, if the version is still the one `seen`.
 
-        A writer that does not know the server's time *removes* the stamp of the one before, which would make the new
-        version look old; nor does it tell when the record expires.
+        A writer that does not know the server's time, because no answer tells it, *removes* the stamp of the one
+        before, which would make the new version look old; nor does it tell when the record expires.
         """
         stamped = stamp.server_ms is not None
         if seen is not None:

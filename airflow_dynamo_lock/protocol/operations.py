@@ -301,11 +301,17 @@ class Operations:
         """Carry a sign of life out. Where it is refused because the record has a newer stamp than its own, or none to
         compare with, it is written again with a fresh stamp, against the version that the refusal showed.
 
+        A process that has had no answer yet asks before it writes, to learn the server's time: a write without a stamp
+        could not be told from one that arrives late, which would bring an old version back.
+
         :param write: makes it, given a stamp and the version that was seen.
         :param unless_ending: it is refused once the lease was abandoned, too.
         """
         seen: str | None = None
         first = stamp = self.stamp()
+        if not stamp.answered:
+            yield _within(self.format.get(key), within)
+            stamp = self.stamp()
         for _ in range(_ROUNDS):
             left = None if within is None else within - (stamp.at - first.at)
             reply: Reply = yield _within(write(stamp, seen), left)

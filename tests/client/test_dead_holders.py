@@ -41,7 +41,7 @@ def test_a_waiter_succeeds_a_killed_holder_after_its_lease(
     took = time.monotonic() - killed
     record_property("succeeded_after_seconds", round(took, 2))
     assert [dead.lease_id for dead in lease.reclaimed] == [held["lease_id"]]
-    assert lease.token == held["token"] + 1
+    assert lease.token > held["token"]
     assert LEASE * 5 / 6 - SLACK < took < LEASE + 2 * POLL + SLACK
 
 

@@ -18,7 +18,7 @@ from airflow_dynamo_lock.protocol.model import Lease
 from tests.histories.checker import Checker
 from tests.histories.dynamodb import Table
 from tests.histories.network import CALM, TABLE, Network, Sdk, Weather, answer_with
-from tests.histories.world import BEGIN, Assumptions, Machine, Process, World
+from tests.histories.world import BEGIN, Assumptions, Process, World
 
 #: The longest stretch of the time between two looks, and what a try takes in calm weather, seconds.
 STRETCH, TRY = 1.25, 3.0
@@ -61,7 +61,7 @@ class History:
         chance = world.random
         # A bit of everything, or one kind of trouble that builds on itself.
         self.trouble = chance.choice(["all", "all", "pauses", "delays"])
-        plain = self.trouble == "delays"
+        plain = self.trouble == "delays"  # its coincidences are rare enough
         self.keys = ["a", "b"] if not plain and chance.random() < 0.15 else ["a"]
         capacity = 1 if plain else chance.choice([1, 1, 1, 3])
         self.lease = 6.0 if plain else chance.choice([6.0, 12.0, 30.0])
@@ -154,7 +154,7 @@ class History:
 
     # -- who takes part ---------------------------------------------------------------------------------------
 
-    def connect(self, process: Process, **settings: Any) -> AsyncLockClient:
+    def connect(self, process: Process) -> AsyncLockClient:
         """A client in that process."""
         return AsyncLockClient(
             Sdk(self.network, process),
@@ -164,12 +164,12 @@ class History:
             heartbeat=self.lease / 3,
             release_grace=self.grace,
             max_clock_skew=self.skew,
-            **settings,
         )
 
-    def process(self, kind: str, machine: Machine | None = None) -> Process:
+    def process(self, kind: str) -> Process:
+        """A new process."""
         self._names += 1
-        process = self.world.process(f"{kind}{self._names}", machine)
+        process = self.world.process(f"{kind}{self._names}")
         process.busy_until = self.morning
         return process
 

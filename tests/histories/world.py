@@ -200,9 +200,9 @@ class World:
             wall=chance.choice([0.0, 0.0, 0.0, 1.5, -30.0, 30.0, -18_000.0, 18_000.0, -4e7, 4e7]),
         )
 
-    def process(self, name: str, machine: Machine | None = None) -> Process:
-        """A new process, on a machine of its own unless one is given."""
-        self.processes.append(Process(self, name, machine or self.machine()))
+    def process(self, name: str) -> Process:
+        """A new process, on a machine of its own."""
+        self.processes.append(Process(self, name, self.machine()))
         return self.processes[-1]
 
     def at(self, due: float, process: Process | None, callback: Callable[..., object], *args: Any) -> Handle:
@@ -232,10 +232,6 @@ class World:
                 return True
         self.now = max(self.now, latest)
         return until()
-
-    def kill(self, process: Process) -> None:
-        """It does nothing any more."""
-        self.at(process.here, None, setattr, process, "alive", False)
 
     def story(self, line: str, who: Process | None = None) -> None:
         """A line of the story."""

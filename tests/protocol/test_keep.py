@@ -46,14 +46,29 @@ def test_every_heartbeat_has_a_version_of_its_own_even_one_sent_again(world: Wor
     assert len(versions) == 6
 
 
+def test_a_process_asks_for_the_servers_time_before_its_first_heartbeat(world: World) -> None:
+    Host(world, "a").take()
+    world.now += 20.0
+    world.sent.clear()
+    host = Host(world, "a")
+
+    host.beat()
+    assert world.actions() == ["GetItem", "UpdateItem"]
+    assert world.record().holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
+
+    host.beat()
+    assert world.actions() == ["GetItem", "UpdateItem", "UpdateItem"]
+
+
 def test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_the_one_before(
     world: World,
 ) -> None:
     dated, dateless = Host(world, "a"), Host(world, "a")
+    dateless.clock.answered = True  # and no answer was dated
     dated.take()
     assert world.record().holders["a"].renewed_at_ms is not None
 
-    dateless.beat()
+    dateless.send(dateless.operations.format.heartbeat(KEY, "a", 30_000, dateless.stamp()))
 
     assert world.record().holders["a"].renewed_at_ms is None
 

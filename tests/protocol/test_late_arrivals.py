@@ -102,7 +102,7 @@ def test_after_a_process_without_the_servers_time_has_entered_the_next_beat_rest
     world: World, host: Host
 ) -> None:
     host.take()
-    Host(world, "process").enter("pid-1", "a")
+    _undated(world, "process").enter("pid-1", "a")
     assert world.record().holders["a"].renewed_at_ms is None
     world.sent.clear()
 
@@ -114,13 +114,30 @@ def test_after_a_process_without_the_servers_time_has_entered_the_next_beat_rest
     assert world.actions() == ["UpdateItem"] * 3, "now there is one to compare with again"
 
 
+def test_a_first_write_that_arrives_twice_does_not_bring_its_version_back(world: World) -> None:
+    """Else a late beat that is conditional on that version would succeed. (Found by a simulated history.)"""
+    Host(world, "a").take()
+    process = Host(world, "process")
+    entering = process.start(process.operations.enter(KEY, "a", "pid-1", 15_000))
+    entering.step()
+    assert isinstance(entering.effect, Request)
+    enter = entering.effect
+    entering.finish()
+    world.now += 5.0
+    process.beat("a", lease_ms=15_000)
+    before = world.item()
+
+    assert process.send(enter).refused
+    assert world.item() == before
+
+
 def test_a_late_heartbeat_does_not_stamp_what_has_no_stamp(world: World, host: Host) -> None:
     """Its version is the newest, but its stamp would be that of long ago."""
     host.take()
     late = host.operations.format.heartbeat(KEY, "a", 30_000, host.stamp())
     world.now += 20.0
     host.beat()
-    Host(world, "process").enter("pid-1", "a")
+    _undated(world, "process").enter("pid-1", "a")
     before = world.item()
 
     assert host.send(late).refused
@@ -135,7 +152,7 @@ def test_a_beat_written_again_and_sent_twice_by_the_sdk_is_a_beat(
     world = make_world(shows_refused=shows_refused)
     host = Host(world, "a")
     host.take()
-    Host(world, "process").enter("pid-1", "a")
+    _undated(world, "process").enter("pid-1", "a")
     beating = host.start(host.operations.heartbeat(KEY, "a", 30_000)).step()
     while isinstance(beating.effect, Request) and beating.effect.action == "GetItem":
         beating.step()
@@ -183,7 +200,7 @@ def _contend(
     long it would have waited for each."""
     while isinstance(beating.effect, Request):
         given.append(beating.effect.within)
-        Host(world, f"rival-{len(given)}").beat("a")
+        _undated(world, f"rival-{len(given)}").beat("a")
         world.now += answers_take
         beating.step()
 
@@ -303,6 +320,13 @@ def test_where_no_answer_is_dated_wrong_host_clocks_keep_nobody_from_the_lock(
             host.beat()
             host.release()
             world.now += 5.0
+
+
+def _undated(world: World, name: str) -> Host:
+    """One whose answers so far had no ``Date``, so that it does not ask for one."""
+    host = Host(world, name)
+    host.clock.answered = True
+    return host
 
 
 def _behind(world: World, name: str, seconds: float) -> Host:
