@@ -84,7 +84,8 @@ class LockRecord:
     :ivar token: the last fencing token handed out.
     :ivar vacated_at_ms: when a holder last went (released, broken or reclaimed), epoch milliseconds, as its writer
         estimated the time.
-    :ivar seeded_by: whose clock the first token was taken from, ``host`` or ``server``; None if that is not recorded.
+    :ivar seed: whether the time that the first token was taken from is ``guessed`` or ``checked``; None if that is not
+        recorded.
     :ivar data: the user's own map, None if there is none.
     :ivar expires_at: epoch seconds after which DynamoDB may delete an idle record.
     :ivar read_at_ms: server time of the response that showed the record, epoch milliseconds; None if not known.
@@ -99,12 +100,12 @@ class LockRecord:
     expires_at: int | None = None
     read_at_ms: int | None = None
     vacated_at_ms: int | None = None
-    seeded_by: str | None = None
+    seed: str | None = None
 
     @property
     def unproven(self) -> bool:
-        """Whether the token was seeded from a host's clock that nobody has compared with the server's yet."""
-        return self.seeded_by == "host"
+        """Whether nobody has compared the time that the first token was taken from with the server's."""
+        return self.seed == "guessed"
 
     def describe(self) -> str:
         """``Locked by …``: who holds it, since when, when last heard of."""

@@ -35,9 +35,10 @@ _LAST_MOMENT_MS = 253_402_300_799_999
 # The longest lease that an argument may ask for.
 _LONGEST_MS = round(LONGEST * 1000)
 
-# In `seeded_by`: whose clock the record's first token was taken from. A host's, until somebody has compared the token
-# with the server's time; until then it may be far off, but nobody has heard of one that is.
-HOST, SERVER = "host", "server"
+# In `seed`: whether the time that the record's first token was taken from has been compared with the server's. It may
+# come from a host's clock, or from an old estimate; until it is checked, it may be far off, but nobody has heard of a
+# token that is.
+GUESSED, CHECKED = "guessed", "checked"
 
 # By how much the server's time, as two writers estimate it, may differ, milliseconds: the ``Date`` header has whole
 # seconds, and one request more now and then does no harm.
@@ -63,7 +64,7 @@ _ATTRIBUTES = [
     "available",
     "holders",
     "token",
-    "seeded_by",
+    "seed",
     "vacated_at",
     "data",
     "expires_at",
@@ -87,28 +88,27 @@ class NativeFormat:
 
     def take_idle(self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None) -> Request:
         """Take a lock that nobody holds, or that never was; `seen` if it was looked at."""
-        # A record that does not tell who seeded its token was written by somebody else. To be sure that it has a token,
-        # and we do not seed one, it has to have been seen.
-        foreign = seen is not None and seen.seeded_by is None
-        clock = SERVER if foreign or stamp.server_ms is not None else HOST
+        # A record without `seed` was written by somebody else. It has to have been seen: then it has a token, and we do
+        # not seed one.
+        foreign = seen is not None and seen.seed is None
         return self._write(
             claim.key,
             "SET #holders = :holders, #available = :left, #capacity = :capacity, "
-            "#token = if_not_exists(#token, :seed) + :one, #seeded_by = if_not_exists(#seeded_by, :clock), "
+            "#token = if_not_exists(#token, :now) + :one, #seed = if_not_exists(#seed, :state), "
             "#expires_at = :expires_at" + _data(claim),
             # The size guards a record whose counter somebody damaged: held slots are never overwritten. The types keep
             # off what `record` could not read, so that a damaged record is left as it is.
             "attribute_not_exists(#key) OR (attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
             "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)) AND "
-            f"{'attribute_not_exists(#seeded_by)' if foreign else 'attribute_type(#seeded_by, :text)'} AND "
+            f"{'attribute_not_exists(#seed)' if foreign else 'attribute_type(#seed, :text)'} AND "
             f"#available = #capacity AND size(#holders) = :zero AND {_NOT_OVERTAKEN})",
             {
                 **_vacated(stamp, seen),
                 ":holders": {claim.lease_id: _holder(claim, stamp)},
                 ":left": claim.capacity - claim.slots,
                 ":capacity": claim.capacity,
-                ":seed": stamp.best_ms,
-                ":clock": clock,
+                ":now": stamp.best_ms,
+                ":state": CHECKED if foreign else GUESSED,
                 ":one": 1,
                 ":zero": 0,
                 ":map": "M",
@@ -213,12 +213,12 @@ class NativeFormat:
             claim.lease_ms,
             stamp,
             seen.holders[claim.lease_id].version,
-            ", #token = :token, #seeded_by = :server, #holders.#me.#acquired_at = :acquired_at",
+            ", #token = :token, #seed = :checked, #holders.#me.#acquired_at = :acquired_at",
             " AND #token = :seen_token",
             values={
                 ":token": token,
                 ":seen_token": seen.token,
-                ":server": SERVER,
+                ":checked": CHECKED,
                 ":acquired_at": stamp.best_ms,
             },
         )
@@ -256,7 +256,7 @@ class NativeFormat:
 
         :param heard: its holder was told of the grant, so its token has been compared with the server's time.
         """
-        proven = ", #seeded_by = :server" if heard and stamp.server_ms is not None else ""
+        proven = ", #seed = :checked" if heard and stamp.server_ms is not None else ""
         return self._remove(
             key,
             lease_id,
@@ -264,7 +264,7 @@ class NativeFormat:
             stamp,
             proven,
             " AND size(#holders.#me.#inside) = :zero",
-            {":zero": 0, ":server": SERVER},
+            {":zero": 0, ":checked": CHECKED},
         )
 
     def break_(self, key: str, lease_id: str, slots: int, stamp: Stamp) -> Request:
@@ -343,7 +343,7 @@ class NativeFormat:
                     name: _read_holder(name, each) for name, each in _typed(values, "holders", dict).items()
                 },
                 token=_typed(values, "token", int),
-                seeded_by=_typed(values, "seeded_by", str) if "seeded_by" in values else None,
+                seed=_typed(values, "seed", str) if "seed" in values else None,
                 vacated_at_ms=_whole(values, "vacated_at", 0, _LAST_MOMENT_MS)
                 if "vacated_at" in values
                 else None,

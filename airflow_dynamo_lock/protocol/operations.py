@@ -181,12 +181,14 @@ class Operations:
         record = self.format.record(reply.output["Attributes"], reply.server_ms)
         token, acquired_at_ms = record.token, record.holders[claim.lease_id].acquired_at_ms
         # Of a token that is far from where a good clock would have seeded it, nobody has been told.
-        seeded = record.unproven or token == stamp.best_ms + 1
-        seed_is_wrong = seeded and not self._close(reply, token)
+        seed_is_wrong = record.unproven and not self._close(reply, token)
         if seed_is_wrong or not self._close(reply, record.holders[claim.lease_id].renewed_at_ms, stamp):
             stamp = self.stamp()
             acquired_at_ms = stamp.best_ms
-            if seeded and not 0 <= token - acquired_at_ms <= _AHEAD_MS + self.observer.max_clock_skew_ms:
+            if (
+                record.unproven
+                and not 0 <= token - acquired_at_ms <= _AHEAD_MS + self.observer.max_clock_skew_ms
+            ):
                 token = acquired_at_ms
             reply = yield _within(self.format.put_right(claim, record, token, stamp), within)
             if reply.refused:

@@ -333,12 +333,19 @@ def test_a_machine_that_was_paused_does_not_seed_a_token_from_before(world: Worl
     assert granted.token == world.record().token == pytest.approx(world.server_ms, abs=1_500)
 
 
-def test_a_token_from_the_servers_time_needs_no_proof(world: World) -> None:
+def test_a_token_from_an_old_estimate_is_put_right_by_the_next_grant(world: World) -> None:
+    """A machine slept between two attempts of its SDK, and its holder died before it could put the token right. (Found
+    by a simulated history.)"""
     host = Host(world, "a")
     host.run(host.operations.get(KEY))
+    take = host.operations.format.take_idle(host.claim("dead"), host.stamp())
+    world.now += 200 * HOURS
+    host.send(take)
+    assert world.record().unproven
 
-    host.take()
+    granted = Host(world, "b").take()
 
+    assert granted.token == pytest.approx(world.server_ms, abs=1_500)
     assert not world.record().unproven
 
 

@@ -72,9 +72,9 @@ DAMAGED = {
     "a holder renewed beyond all time": _holder(renewed_at=10**20),
     "a holder whose inside is a list": _holder(inside=["pid-1"]),
     "a holder whose about is text": _holder(about="dag"),
-    "held, seeded by a number": HELD | {"seeded_by": 7},
-    "idle, seeded by a number": IDLE | {"seeded_by": 7},
-    "idle, seeded by nothing": IDLE | {"seeded_by": None},
+    "held, seeded by a number": HELD | {"seed": 7},
+    "idle, seeded by a number": IDLE | {"seed": 7},
+    "idle, seeded by nothing": IDLE | {"seed": None},
     "held, vacated at no time": HELD | {"vacated_at": "yesterday"},
     "idle, vacated beyond all time": IDLE | {"vacated_at": 10**20},
     "counters that do not add up": HELD | {"available": 1, "capacity": 3},
@@ -149,7 +149,7 @@ def test_attributes_that_we_do_not_know_are_let_be(world: World, host: Host) -> 
 
 
 def test_a_token_is_in_doubt_only_where_the_record_says_that_a_host_seeded_it(world: World) -> None:
-    for told, in_doubt in (({"seeded_by": "host"}, True), ({"seeded_by": "server"}, False), ({}, False)):
+    for told, in_doubt in (({"seed": "guessed"}, True), ({"seed": "checked"}, False), ({}, False)):
         world.store(**{name: encode(value) for name, value in (IDLE | told).items()})
         assert world.record().unproven is in_doubt, told
 
@@ -163,7 +163,7 @@ def test_the_token_of_a_record_that_tells_nothing_of_its_seed_is_taken_as_it_is(
 
     assert granted.token == 18
     assert world.actions() == ["UpdateItem"] * 2, "it has to be seen first, to be sure that it has a token"
-    assert world.record().seeded_by == "server"
+    assert world.record().seed == "checked"
 
 
 def test_a_record_says_who_holds_the_lock_since_when_and_when_last_heard_of() -> None:
