@@ -38,8 +38,9 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
         lambda locks, key, _: _until_timeout(lambda: locks.acquire(key, timeout=0.05, poll_interval=0.01)),
         {"UpdateItem", "BatchGetItem"},
     ),
-    "renew": (lambda locks, _, lease: locks.renew(lease), {"UpdateItem"}),
-    "enter": (lambda locks, _, lease: locks.enter(lease, "p"), {"UpdateItem"}),
+    # A process that has had no answer yet asks for the server's time first.
+    "renew": (lambda locks, _, lease: locks.renew(lease), {"GetItem", "UpdateItem"}),
+    "enter": (lambda locks, _, lease: locks.enter(lease, "p"), {"GetItem", "UpdateItem"}),
     "leave": (lambda locks, _, lease: locks.leave(lease, "p"), {"UpdateItem"}),
     "give_back": (lambda locks, _, lease: locks.give_back(lease), {"UpdateItem"}),
     "wait": (
