@@ -36,7 +36,7 @@ def test_a_spoilt_protocol_is_found_out(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("broken", "first"),
-    [(Assumptions(rates=0.2), 243), (Assumptions(skew=20.0), 0)],
+    [(Assumptions(rates=0.2), 369), (Assumptions(skew=20.0), 1)],
     ids=[
         "clocks at rates that differ by more than the margin",
         "servers whose clocks differ by more than allowed",
