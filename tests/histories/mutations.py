@@ -51,21 +51,24 @@ def _rewritten(method: str, *changes: tuple[str, str]) -> Callable[[], list[Any]
     return lambda: [patch.object(NativeFormat, method, wrong)]
 
 
+# The right ones, which the wrong ones below make use of.
+_stamp, _enter = ClientCore.stamp, ClientCore.enter
+_see, _granted, _beat = Observer.see, Operations._granted, Operations._beat
+
+
 def _stamp_by_host(self: ClientCore) -> Stamp:
+    """The host's wall clock passes for the server's."""
     stamp = _stamp(self)
     return replace(stamp, server_ms=stamp.host_ms)
 
 
-_stamp = ClientCore.stamp
-_see, _granted = Observer.see, Operations._granted
-
-
 def _see_too_soon(self: Observer, record: Any, reply: Reply) -> Any:
-    """Counts silence up to when the answer came."""
+    """Counts silence up to three seconds after the answer came."""
     return _see(self, record, replace(reply, sent_at=reply.received_at + 3.0))
 
 
 def _see_impatiently(self: Observer, record: Any, reply: Reply) -> Any:
+    """Half a lease of silence is proof enough."""
     hasty = {name: replace(holder, lease_ms=holder.lease_ms // 2) for name, holder in record.holders.items()}
     dead = _see(self, replace(record, holders=hasty), reply)
     return [record.holders[each.lease_id] for each in dead]
@@ -74,9 +77,6 @@ def _see_impatiently(self: Observer, record: Any, reply: Reply) -> Any:
 def _enter_for_long(self: ClientCore, lease: Any, process: str) -> Any:
     """A guarded process counts on the whole lease, not on the grace."""
     return _enter(self, replace(lease, grace_ms=lease.lease_ms), process)
-
-
-_enter = ClientCore.enter
 
 
 def _patched(target: Any, name: str, wrong: Any) -> Callable[[], list[Any]]:
@@ -96,9 +96,6 @@ def _renewed_at_reply(self: Operations, key: str, lease_id: str, *args: Any, **o
     if isinstance(outcome, model.Renewed):
         return replace(outcome, sent_at=self.stamp().at)
     return outcome
-
-
-_beat = Operations._beat
 
 
 def _never_lost(self: Operations, key: str, lease_id: str, *args: Any, **options: Any) -> Any:
@@ -165,7 +162,7 @@ MUTATIONS = {
         "R3: silence is proven by a whole lease of it", _patched(Observer, "see", _see_impatiently), seed=15
     ),
     "observe-to-reply": Mutation(
-        "R3: silence is counted up to when the question was sent",
+        "R3: silence is counted up to when the question was sent, and no longer",
         _patched(Observer, "see", _see_too_soon),
         seed=15,
     ),
