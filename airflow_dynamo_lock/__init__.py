@@ -22,10 +22,12 @@ _HOMES = {
     "DynamoLockReleaseOperator": "operators",
     "DynamoLockSensor": "sensors",
     "Lease": "protocol.model",
+    "LeaseSet": "protocol.model",
     "LockAccessError": "protocol.errors",
     "LockClient": "client.sync",
     "LockError": "protocol.errors",
     "LockLostError": "protocol.errors",
+    "LockNotFoundError": "protocol.errors",
     "LockNotHeldError": "protocol.errors",
     "LockRecord": "protocol.model",
     "LockRecordError": "protocol.errors",
@@ -33,6 +35,8 @@ _HOMES = {
     "LockTimeoutError": "protocol.errors",
     "LockUnavailableError": "protocol.errors",
     "LockValueError": "protocol.errors",
+    "Standing": "protocol.model",
+    "Waiter": "protocol.model",
     "sdk_config": "client.wire",
 }
 
@@ -68,6 +72,9 @@ if TYPE_CHECKING:
         LockLostError as LockLostError,
     )
     from airflow_dynamo_lock.protocol.errors import (
+        LockNotFoundError as LockNotFoundError,
+    )
+    from airflow_dynamo_lock.protocol.errors import (
         LockNotHeldError as LockNotHeldError,
     )
     from airflow_dynamo_lock.protocol.errors import (
@@ -86,7 +93,10 @@ if TYPE_CHECKING:
         LockValueError as LockValueError,
     )
     from airflow_dynamo_lock.protocol.model import Lease as Lease
+    from airflow_dynamo_lock.protocol.model import LeaseSet as LeaseSet
     from airflow_dynamo_lock.protocol.model import LockRecord as LockRecord
+    from airflow_dynamo_lock.protocol.model import Standing as Standing
+    from airflow_dynamo_lock.protocol.model import Waiter as Waiter
     from airflow_dynamo_lock.sensors import DynamoLockSensor as DynamoLockSensor
     from airflow_dynamo_lock.task_group import DynamoLock as DynamoLock
 

@@ -78,9 +78,11 @@ class _Moto:
         self._client.post("/moto-api/reset")
         self._forget_copies = reset_model_data
 
-    def execute(self, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> TestResponse:
+    def execute(
+        self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes
+    ) -> TestResponse:
         with _one_at_a_time:
-            answer = self._client.post(path, headers=headers, data=body, buffered=True)
+            answer = self._client.open(path, method=method, headers=headers, data=body, buffered=True)
             self._forget_copies()  # moto keeps every version of every item, for its dashboard
         return answer
 
@@ -109,14 +111,18 @@ class _Connection(BaseHTTPRequestHandler):
             super().handle()
 
     def do_POST(self) -> None:
+        """DynamoDB has no other method; the rest is for locks in S3."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))  # a slow sender holds up nobody
-        answer = self.server.moto.execute(self.path, self.headers.items(), body)
+        answer = self.server.moto.execute(self.command, self.path, self.headers.items(), body)
         self.send_response_only(answer.status_code)
         self.send_header("Date", self.date_time_string())  # the clock that clients judge staleness by
         for name, value in answer.headers:
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(answer.data)
+        if self.command != "HEAD":
+            self.wfile.write(answer.data)
+
+    do_GET = do_HEAD = do_PUT = do_DELETE = do_POST
 
     def log_message(self, format: str, *args: object) -> None:
         """No access log."""

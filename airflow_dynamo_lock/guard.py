@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock import leases
@@ -42,10 +42,10 @@ class Guard:
     :param task: the operator whose ``on_kill`` is called when a lease is lost.
     """
 
-    def __init__(self, client: LockClient, held: list[Lease], task: Any) -> None:
+    def __init__(self, client: LockClient, held: Iterable[Lease], task: Any) -> None:
         self.leases: list[Lease] = []
         self._client = client
-        self._held = held
+        self._held = list(held)
         self._task = task
         self._process = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._beats: list[KeepAlive] = []

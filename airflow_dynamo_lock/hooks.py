@@ -18,16 +18,14 @@ from urllib.parse import urlsplit
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, conf
 
+from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID, DEFAULT_LEASE, DEFAULT_TABLE
 from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockValueError
+from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE, service_of
 from airflow_dynamo_lock.protocol.limits import seconds
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.client.aio import AsyncLockClient
     from airflow_dynamo_lock.client.sync import LockClient
-
-DEFAULT_CONN_ID = "dynamo_lock_default"
-DEFAULT_TABLE = "airflow_locks"
-DEFAULT_LEASE = 120.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,10 @@ class LockSettings:
     :ivar lease: the default lease, seconds.
     :ivar deployment: this deployment's name, for people who read who holds a lock.
     :ivar botocore_config: settings of the SDK client that replace ours (`client.wire.SDK_SETTINGS`).
+    :ivar streams: triggerers read the table's stream.
+    :ivar format: the table's, see `LockClient`; for ``s3``, `table` is a bucket.
+    :ivar partition_key: how a foreign table names that key, if not as its library does.
+    :ivar sort_key: the same.
     """
 
     table: str = DEFAULT_TABLE
@@ -50,6 +52,21 @@ class LockSettings:
     botocore_config: Mapping[str, Any] = field(
         default_factory=dict, repr=False
     )  # a proxy's password may be in it
+    streams: bool = False
+    format: str = NATIVE
+    partition_key: str | None = None
+    sort_key: str | None = None
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """What both kinds of client are made with."""
+        return {
+            "table": self.table,
+            "lease": self.lease,
+            "format": self.format,
+            "partition_key": self.partition_key,
+            "sort_key": self.sort_key,
+        }
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, source: str) -> LockSettings:
@@ -71,6 +88,15 @@ class LockSettings:
             config = None
         if not isinstance(config, Mapping):
             raise LockValueError(f"The botocore_config of {source} must be a JSON object.")
+        streams = given.get("streams", False)
+        if isinstance(streams, str):
+            streams = {"true": True, "false": False}.get(streams.lower())
+        if not isinstance(streams, bool):
+            raise LockValueError(f"The streams of {source} must be true or false.")
+        if (name := given.get("format", NATIVE)) not in FORMATS:
+            raise LockValueError(f"The format of {source} must be one of {', '.join(FORMATS)}.")
+        if streams and name != NATIVE:
+            raise LockValueError(f"The streams of {source} are for the format 'native': leave them out.")
         if "@" in urlsplit(str(given.get("endpoint_url", ""))).netloc:
             raise LockValueError(
                 f"The endpoint_url of {source} has a user's name in it: put no credentials there, for errors show it."
@@ -83,6 +109,10 @@ class LockSettings:
             lease=lease,
             deployment=given.get("deployment", conf.get("api", "instance_name", fallback="") or "airflow"),
             botocore_config=config,
+            streams=streams,
+            format=name,
+            partition_key=given.get("partition_key"),
+            sort_key=given.get("sort_key"),
         )
 
 
@@ -129,10 +159,16 @@ class DynamoLockHook(BaseHook):
         """A client for use in a task. It is the caller's own, made anew at each call."""
         from airflow_dynamo_lock.client.sync import LockClient
 
-        settings = self.settings
+        return LockClient(self.sdk(service_of(self.settings.format)), **self.settings.client_options)
+
+    def sdk(self, service: str) -> Any:
+        """A boto3 client, as the connection says.
+
+        :raises LockAccessError: none can be made.
+        """
         with _sdk_errors():
-            aws = _aws_client(settings, deferrable=False)
-        return LockClient(aws, table=settings.table, lease=settings.lease)
+            (aws,) = _aws_clients(self.settings, service, deferrable=False)
+        return aws
 
     @asynccontextmanager
     async def async_client(self) -> AsyncIterator[tuple[AsyncLockClient, LockSettings]]:
@@ -171,6 +207,10 @@ class DynamoLockHook(BaseHook):
             "lease",
             "deployment",
             "botocore_config",
+            "streams",
+            "format",
+            "partition_key",
+            "sort_key",
         )
         section = {name: conf.get("dynamo_lock", name, fallback=None) for name in names}
         settings = LockSettings.of(section, source="the configuration section [dynamo_lock]")
@@ -218,8 +258,8 @@ class _SharedClient:
         with _sdk_errors():
             # In a thread: loading the SDK takes half a second, in which other triggers want to go on.
             client_type, making = await sync_to_async(_prepare)(settings)
-            aws = await self._stack.enter_async_context(making)
-        return client_type(aws, table=settings.table, lease=settings.lease)
+            aws, *streams = [await self._stack.enter_async_context(client) for client in making]
+        return client_type(aws, streams=streams[0] if streams else None, **settings.client_options)
 
     async def _close_later(self) -> None:
         failed = self.opening.done() and (self.opening.cancelled() or self.opening.exception() is not None)
@@ -236,8 +276,9 @@ class _SharedClient:
 _shared: dict[tuple[int, str], _SharedClient] = {}
 
 
-def _aws_client(settings: LockSettings, *, deferrable: bool) -> Any:
-    """A DynamoDB client with the credentials of the ``aws`` connection; made ready for aiobotocore if `deferrable`."""
+def _aws_clients(settings: LockSettings, *services: str, deferrable: bool) -> list[Any]:
+    """A client of each service with the credentials of the ``aws`` connection; made ready for aiobotocore if
+    `deferrable`."""
     from airflow.providers.amazon.aws.hooks.base_aws import AwsBaseHook
     from botocore.config import Config
 
@@ -261,20 +302,24 @@ def _aws_client(settings: LockSettings, *, deferrable: bool) -> Any:
         # Its models are read here, in a thread, and not when the event loop makes the client.
         loader = session.get_component("data_loader")
         loader.load_data("endpoints")
-        for model in ("service-2", "endpoint-rule-set-1"):
-            loader.load_service_model("dynamodb", model)
+        for service in services:
+            for model in ("service-2", "endpoint-rule-set-1"):
+                loader.load_service_model(service, model)
     make = session.create_client if deferrable else session.client
-    return make(
-        "dynamodb",
-        region_name=hook.region_name,
-        endpoint_url=settings.endpoint_url or hook.conn_config.get_service_endpoint_url("dynamodb"),
-        config=config,
-        verify=hook.verify,
-    )
+    return [
+        make(
+            service,
+            region_name=hook.region_name,
+            endpoint_url=settings.endpoint_url or hook.conn_config.get_service_endpoint_url(service),
+            config=config,
+            verify=hook.verify,
+        )
+        for service in services
+    ]
 
 
-def _prepare(settings: LockSettings) -> tuple[type[AsyncLockClient], Any]:
-    """All of the making of an asynchronous client that does not need its event loop."""
+def _prepare(settings: LockSettings) -> tuple[type[AsyncLockClient], list[Any]]:
+    """All of the making of an asynchronous client, and of the SDK's for it, that does not need its event loop."""
     # What is loaded now stays for the life of the process. Looking for garbage in it meanwhile would hold up the event
     # loop as well, for longer than Airflow lets pass without a warning.
     collecting = gc.isenabled()
@@ -282,7 +327,8 @@ def _prepare(settings: LockSettings) -> tuple[type[AsyncLockClient], Any]:
     try:
         from airflow_dynamo_lock.client.aio import AsyncLockClient
 
-        return AsyncLockClient, _aws_client(settings, deferrable=True)
+        services = [service_of(settings.format), *(["dynamodbstreams"] if settings.streams else [])]
+        return AsyncLockClient, _aws_clients(settings, *services, deferrable=True)
     finally:
         if collecting:
             gc.enable()

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_dynamo_lock.protocol import limits
 from airflow_dynamo_lock.protocol.errors import LockNotHeldError, LockValueError
-from airflow_dynamo_lock.protocol.limits import Seconds, seconds
-from airflow_dynamo_lock.protocol.model import Lease, LockRecord
+from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE, Seconds, seconds
+from airflow_dynamo_lock.protocol.model import Lease, LeaseSet, LockRecord, Standing
 
 if TYPE_CHECKING:
-    from airflow_dynamo_lock.client.core import ClaimOptions
+    from airflow_dynamo_lock.client.core import ClaimOptions, Mode
     from airflow_dynamo_lock.hooks import LockSettings
 
 OnTimeout = Literal["fail", "skip"]
 
 #: Beats of the keeper in one lease. So many may fail before it is lost.
 BEATS_PER_LEASE = 12
+
+#: What the author of a task may say of the lock that it takes, and what counts if he does not. All of it may be
+#: templates. `DynamoLockAcquireOperator` says what each one means.
+PARAMETERS: Mapping[str, Any] = {
+    "key": None,
+    "lease": None,
+    "timeout": None,
+    "slots": 1,
+    "capacity": 1,
+    "mode": "exclusive",
+    "min_hold": None,
+    "fair": True,
+    "priority": 0,
+    "release_grace": RELEASE_GRACE,
+}
+# Of these, one is checked by the others.
+_OF_CAPACITY = {"slots", "capacity", "mode"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +46,7 @@ class Wanted:
     :ivar keys: without repetition, in the author's order.
     :ivar lease: seconds; None for the connection's default.
     :ivar timeout: seconds; None waits without end.
+    :ivar min_hold: seconds; None for not at all.
     """
 
     keys: tuple[str, ...]
@@ -35,36 +54,56 @@ class Wanted:
     timeout: float | None
     slots: int
     capacity: int
+    mode: Mode
+    min_hold: float | None
+    fair: bool
+    priority: int
     release_grace: float
 
     @classmethod
     def of(cls, task: Any) -> Wanted:
-        """From an operator's or a trigger's attributes of the same names.
+        """From an operator's or a trigger's attributes, named as the `PARAMETERS` are.
 
         :raises LockValueError: one of them cannot be.
         """
-        slots, capacity = _whole("slots", task.slots), _whole("capacity", task.capacity)
-        limits.checked_slots(slots, capacity)
+        return cls._of({name: getattr(task, name) for name in PARAMETERS})
+
+    @classmethod
+    def check_early(cls, operator: Any) -> None:
+        """Check what is known when the DAG is parsed: what is not a template.
+
+        :raises LockValueError: one of them cannot be.
+        """
+        given = {name: getattr(operator, name) for name in PARAMETERS}
+        unknown = {name for name, value in given.items() if is_template(value)}
+        if unknown & _OF_CAPACITY:
+            unknown |= _OF_CAPACITY
+        known = {name: value for name, value in given.items() if name not in unknown}
+        cls._of({**PARAMETERS, "key": "not known yet", **known})
+
+    @classmethod
+    def _of(cls, given: Mapping[str, Any]) -> Wanted:
+        slots, capacity = whole("slots", given["slots"]), whole("capacity", given["capacity"])
+        limits.checked_mode(given["mode"], slots, capacity)
         return cls(
-            keys=checked_keys(task.key),
-            lease=optional_seconds("lease", task.lease),
-            timeout=optional_seconds("timeout", task.timeout, zero=True),
+            keys=checked_keys(given["key"]),
+            lease=optional_seconds("lease", given["lease"]),
+            timeout=optional_seconds("timeout", given["timeout"], zero=True),
             slots=slots,
             capacity=capacity,
-            release_grace=seconds("release_grace", _number("release_grace", task.release_grace)),
+            mode=given["mode"],
+            min_hold=optional_seconds("min_hold", given["min_hold"]),
+            fair=limits.checked_flag("fair", _FLAGS.get(str(given["fair"]), given["fair"])),
+            priority=limits.checked_priority(whole("priority", given["priority"])),
+            release_grace=seconds("release_grace", _number("release_grace", given["release_grace"])),
         )
 
 
 def checked_keys(key: Any) -> tuple[str, ...]:
-    """One or more keys, each one good, none twice."""
-    keys = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, (list, tuple, set)) else ()
-    if not keys:
-        raise LockValueError(f"A lock needs a key, text or a list of texts, not {key!r}.")
-    for each in keys:
-        limits.checked_key(each)
-    if len(set(keys)) < len(keys):
-        raise LockValueError(f"The lock keys {list(keys)!r} name a key twice.")
-    return keys
+    """One or more keys, each one good, none twice, and no more than can be taken together."""
+    if isinstance(key, set):
+        key = sorted(key, key=str)
+    return limits.checked_keys([key] if isinstance(key, str) else key)
 
 
 def is_template(value: Any) -> bool:
@@ -77,6 +116,14 @@ def optional_seconds(name: str, value: Seconds | str | None, *, zero: bool = Fal
     if value is None or value in ("", "None"):
         return None
     return seconds(name, _number(name, value), zero=zero)
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number from an argument or from what a template rendered to. Whether it is one is checked later."""
+    try:
+        return int(value) if isinstance(value, str) else value
+    except ValueError:
+        raise LockValueError(f"{name} must be a whole number, not {value!r}.") from None
 
 
 def interval(heartbeat: Seconds | str | None, lease_seconds: float) -> float:
@@ -110,17 +157,21 @@ def claim_options(ti: Any, settings: LockSettings, wanted: Wanted) -> ClaimOptio
         "release_grace": wanted.release_grace,
         "slots": wanted.slots,
         "capacity": wanted.capacity,
+        "mode": wanted.mode,
+        "min_hold": wanted.min_hold,
+        "fair": wanted.fair,
+        "priority": wanted.priority,
     }
 
 
-def as_result(leases: Sequence[Lease], wanted_keys: Sequence[str], *, many: bool) -> Any:
+def as_result(leases: Iterable[Lease], wanted_keys: Sequence[str], *, many: bool) -> Any:
     """The acquired leases as the task's result: a dictionary for one key, a list of them where a list was asked for."""
     by_key = {lease.key: lease.as_dict() for lease in leases}
     values = [by_key[key] for key in wanted_keys]
     return values if many else values[0]
 
 
-def from_result(result: Any, acquire_task_id: str) -> list[Lease]:
+def from_result(result: Any, acquire_task_id: str) -> LeaseSet:
     """The leases in the result of an acquire task.
 
     :raises LockNotHeldError: there is none.
@@ -131,7 +182,7 @@ def from_result(result: Any, acquire_task_id: str) -> list[Lease]:
             f"The task {acquire_task_id!r} has acquired no lease in this run, so nothing may work under it: "
             "clear it, if somebody marked it as successful by hand."
         )
-    return [Lease.from_dict(value) for value in values]
+    return LeaseSet(tuple(Lease.from_dict(value) for value in values))
 
 
 def xcom_of(ti: Any, task_id: str, key: str = "return_value") -> dict[str, Any]:
@@ -145,17 +196,43 @@ def xcom_of(ti: Any, task_id: str, key: str = "return_value") -> dict[str, Any]:
     }
 
 
-def busy_log(log: Any, key: str) -> Callable[[LockRecord], None]:
+def busy_log(log: Any) -> Callable[[LockRecord], None]:
     """Tells the task's log who holds the lock that it waits for, once for each holder."""
     told: set[str] = set()
 
     def tell(record: LockRecord) -> None:
         if not told.issuperset(record.holders):
-            log.info("Waiting for the lock %r. %s.", key, record.describe())
+            log.info("Waiting for the lock %r. %s.", record.key, record.describe())
         told.clear()
         told.update(record.holders)
 
     return tell
+
+
+def place_log(log: Any) -> Callable[[Standing], None]:
+    """Tells the task's log its place in line, once for each; far from the head, once for each ten places: hundreds may
+    move up at the same moment.
+
+    It is called by the poller that all who wait in this process share. Airflow tells by the context whose log a line is
+    for, so each is written in that of the task.
+    """
+    context = copy_context()
+    told: tuple[object, ...] | None = None
+
+    def tell(standing: Standing) -> None:
+        nonlocal told
+        place: tuple[object, ...] = standing.key, standing.number // 10
+        if standing.number <= 10:
+            place = standing.key, standing.number, standing.behind.place if standing.behind else None
+        if place != told:
+            context.run(log.info, "Waiting for the lock %r: %s.", standing.key, standing.describe())
+            told = place
+
+    return tell
+
+
+# What a template makes of True and False, by way of Python or of JSON.
+_FLAGS = {"True": True, "true": True, "False": False, "false": False}
 
 
 def _number(name: str, value: Any) -> Any:
@@ -163,10 +240,3 @@ def _number(name: str, value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         raise LockValueError(f"{name} must be a number of seconds, not {value!r}.") from None
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return int(value) if isinstance(value, str) else value
-    except ValueError:
-        raise LockValueError(f"{name} must be a whole number, not {value!r}.") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
@@ -18,8 +17,9 @@ from airflow.triggers.base import StartTriggerArgs
 
 from airflow_dynamo_lock import leases
 from airflow_dynamo_lock.compat import as_execute, may_start_from_trigger, runs_in_dag_test
+from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 from airflow_dynamo_lock.guard import Guard, leave_ended_tasks, show_leases
-from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
+from airflow_dynamo_lock.hooks import DynamoLockHook
 from airflow_dynamo_lock.links import LINK_KEY, LockRecordLink, record_url
 from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockTimeoutError, LockValueError
 from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE, Seconds
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.client.core import ClaimOptions
     from airflow_dynamo_lock.client.sync import KeepAlive, LockClient
     from airflow_dynamo_lock.leases import OnTimeout
-    from airflow_dynamo_lock.protocol.model import Lease
+    from airflow_dynamo_lock.protocol.model import Lease, LeaseSet
 
 _TRIGGERS = "airflow_dynamo_lock.triggers"
 
@@ -50,9 +50,7 @@ def check_early(operator: Any) -> None:
 
     :raises LockValueError: it cannot be; the DAG does not load, and Airflow's page of import errors says why.
     """
-    fields = ("key", "lease", "timeout", "slots", "capacity", "release_grace")
-    if not any(leases.is_template(getattr(operator, name)) for name in fields):
-        leases.Wanted.of(operator)
+    leases.Wanted.check_early(operator)
     if operator.on_timeout not in ("fail", "skip"):
         raise LockValueError(f"on_timeout must be 'fail' or 'skip', not {operator.on_timeout!r}.")
 
@@ -60,10 +58,7 @@ def check_early(operator: Any) -> None:
 class _Acquires(BaseOperator):
     """What the two operators that take a lock share. See `DynamoLockAcquireOperator` for the parameters."""
 
-    template_fields: Sequence[str] = (
-        *("key", "lease", "timeout", "slots", "capacity", "release_grace"),
-        "dynamo_lock_conn_id",
-    )
+    template_fields: Sequence[str] = (*leases.PARAMETERS, "dynamo_lock_conn_id")
     operator_extra_links = (LockRecordLink(),)
     ui_color = "#fbe7c6"
     _resume = "execute_complete"
@@ -77,6 +72,10 @@ class _Acquires(BaseOperator):
         on_timeout: OnTimeout = "fail",
         slots: int | str = 1,
         capacity: int | str = 1,
+        mode: str = "exclusive",
+        min_hold: Seconds | str | None = None,
+        fair: bool | str = True,
+        priority: int | str = 0,
         release_grace: Seconds | str = RELEASE_GRACE,
         deferrable: bool = True,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
@@ -89,6 +88,10 @@ class _Acquires(BaseOperator):
         self.on_timeout = on_timeout
         self.slots = slots
         self.capacity = capacity
+        self.mode = mode
+        self.min_hold = min_hold
+        self.fair = fair
+        self.priority = priority
         self.release_grace = release_grace
         self.deferrable = deferrable
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
@@ -97,20 +100,11 @@ class _Acquires(BaseOperator):
             start_in_triggerer(self, "DynamoLockAcquireTrigger", self._trigger_arguments(), self._resume)
 
     def _trigger_arguments(self) -> dict[str, Any]:
-        names = (
-            "key",
-            "lease",
-            "timeout",
-            "slots",
-            "capacity",
-            "release_grace",
-            "on_timeout",
-            "dynamo_lock_conn_id",
-        )
+        names = (*leases.PARAMETERS, "on_timeout", "dynamo_lock_conn_id")
         arguments = {name: leases.plain(getattr(self, name)) for name in names}
         return arguments | ({"resume": True} if self._resume != "execute_complete" else {})
 
-    def _take(self, context: Context) -> tuple[LockClient, list[Lease]]:
+    def _take(self, context: Context) -> tuple[LockClient, LeaseSet]:
         """Take the lock here, or hand the waiting over to the triggerer."""
         hook = DynamoLockHook(self.dynamo_lock_conn_id)
         wanted = leases.Wanted.of(self)
@@ -121,9 +115,8 @@ class _Acquires(BaseOperator):
         started = time.time()
         if not self.deferrable or runs_in_dag_test():
             return client, self._wait_here(client, wanted, options)
-        # What was taken before a key was found busy is kept: the trigger goes on under the same lease id.
-        held = [lease for key in sorted(wanted.keys) if (lease := client.try_acquire(key, **options))]
-        if len(held) < len(wanted.keys):
+        held = client.try_acquire(wanted.keys, **options)
+        if held is None:
             self._wait_in_triggerer(None if wanted.timeout is None else started + wanted.timeout)
         return client, held
 
@@ -133,25 +126,16 @@ class _Acquires(BaseOperator):
         trigger = DynamoLockAcquireTrigger(**self._trigger_arguments(), deadline=deadline)
         self.defer(trigger=trigger, method_name=self._resume)
 
-    def _wait_here(self, client: LockClient, wanted: leases.Wanted, options: ClaimOptions) -> list[Lease]:
-        deadline = None if wanted.timeout is None else time.monotonic() + wanted.timeout
-        held: list[Lease] = []
+    def _wait_here(self, client: LockClient, wanted: leases.Wanted, options: ClaimOptions) -> LeaseSet:
+        busy, place = leases.busy_log(self.log), leases.place_log(self.log)
         try:
-            with ExitStack() as beats:
-                for key in sorted(wanted.keys):
-                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    busy = leases.busy_log(self.log, key)
-                    held.append(client.acquire(key, timeout=left, on_busy=busy, **options))
-                    beats.enter_context(client.keep_alive(held[-1]))
-                for lease in held:
-                    lease.check()
-        except LockError as failure:
-            for lease in held:
-                client.release(lease)
-            if isinstance(failure, LockTimeoutError) and self.on_timeout == "skip":
+            return client.acquire(
+                wanted.keys, timeout=wanted.timeout, on_busy=busy, on_place=place, **options
+            )
+        except LockTimeoutError as failure:
+            if self.on_timeout == "skip":
                 raise AirflowSkipException(str(failure)) from failure
             raise
-        return held
 
 
 class DynamoLockAcquireOperator(_Acquires):
@@ -160,13 +144,20 @@ class DynamoLockAcquireOperator(_Acquires):
     The lease is not renewed by this task: let a `DynamoLockHeartbeatOperator` follow, and a `DynamoLockReleaseOperator`
     as teardown. `DynamoLock` makes all three.
 
-    :param key: the name of the locked resource, or a list of names. (templated)
+    :param key: the name of the locked resource, or a list of names, which are taken together, all or none. (templated)
     :param lease: how long a lease lasts after its last heartbeat, seconds or timedelta. Default: the connection's, else
         120 s. (templated)
     :param timeout: how long to wait, seconds or timedelta. Default: without end. (templated)
     :param on_timeout: ``"fail"`` or ``"skip"`` the task when the lock was not free in time.
     :param slots: how many of the lock's slots to take. (templated)
     :param capacity: how many slots the lock has; 1 is a mutex. The same for all who use the key. (templated)
+    :param mode: ``"shared"`` takes the lock together with others who share it, and in turn with those who do not;
+        ``"exclusive"`` takes it alone. (templated)
+    :param min_hold: the lock is not handed on sooner than so long after it was acquired, seconds or timedelta, also if
+        it is released before. Default: as soon as it is released. (templated)
+    :param fair: wait in line, and do not overtake those who do. (templated)
+    :param priority: who waits in line is the sooner the next the larger this is, from -999 to 999. Airflow's own
+        ``priority_weight`` does not count here. (templated)
     :param release_grace: how long a lease still lasts when it is given back while processes are inside, seconds or
         timedelta. (templated)
     :param deferrable: wait in the triggerer; if False, wait on a worker.
@@ -205,7 +196,7 @@ class _OfAcquired(BaseOperator):
     def execute_complete(self, context: Context, event: Any) -> None:
         """Nothing is left to do; the trigger has done it."""
 
-    def _acquired(self, context: Context) -> tuple[LockClient, list[Lease]]:
+    def _acquired(self, context: Context) -> tuple[LockClient, LeaseSet]:
         ti = context["ti"]
         result = ti.xcom_pull(task_ids=self.acquire_task_id, map_indexes=ti.map_index)
         client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
@@ -252,22 +243,17 @@ class DynamoLockHeartbeatOperator(_OfAcquired):
             trigger = DynamoLockHeartbeatTrigger(**self._trigger_arguments())
             self.defer(trigger=trigger, method_name="execute_complete")
         client, held = self._acquired(context)
-        beats = [
-            client.keep_alive(
-                client.renew(lease), interval=leases.interval(self.heartbeat, lease.lease_ms / 1000)
-            )
-            for lease in held
-        ]
+        first = held.leases[0]
+        beats = client.keep_alive(
+            client.renew(held), interval=leases.interval(self.heartbeat, first.lease_ms / 1000)
+        )
         if runs_in_dag_test():
             # The tasks to be guarded come only after this one: go on beating in the background.
-            _beating.update(zip((lease.lease_id for lease in held), beats, strict=True))
+            _beating[first.lease_id] = beats
             return
-        try:
+        with beats:
             while any(_is_held(client, lease) for lease in held):
                 time.sleep(1)
-        finally:
-            for beat in beats:
-                beat.stop()
 
 
 class DynamoLockReleaseOperator(_OfAcquired):
@@ -290,10 +276,10 @@ class DynamoLockReleaseOperator(_OfAcquired):
     def execute(self, context: Context) -> None:
         leave_ended_tasks()
         client, held = self._acquired(context)
-        for lease in held:
-            if beats := _beating.pop(lease.lease_id, None):
-                beats.stop()
-            client.give_back(lease, patience=lease.lease_ms / 1000)
+        first = held.leases[0]
+        if beats := _beating.pop(first.lease_id, None):
+            beats.stop()
+        client.give_back(held, patience=first.lease_ms / 1000)
 
 
 class DynamoLockOperator(_Acquires, PythonOperator):
@@ -310,11 +296,11 @@ class DynamoLockOperator(_Acquires, PythonOperator):
 
     def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
         super().__init__(python_callable=python_callable, **kwargs)
-        self._waited_for: list[Lease] = []
+        self._waited_for: LeaseSet | None = None
         self._guard: Guard | None = None
 
     def execute(self, context: Context) -> Any:
-        if self._waited_for:
+        if self._waited_for is not None:
             client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._waited_for
         else:
             client, held = self._take(context)
@@ -334,8 +320,7 @@ class DynamoLockOperator(_Acquires, PythonOperator):
         finally:
             self._guard = None
             guard.leave()
-            for lease in held:
-                self._release(client, lease)
+            self._release(client, held)
 
     def execute_locked(self, context: Context, event: Any) -> Any:
         """Go on, on a worker, with the lease that the trigger took."""
@@ -350,12 +335,12 @@ class DynamoLockOperator(_Acquires, PythonOperator):
             threading.Thread(target=self._guard.abandon, name="dynamo-lock abandon", daemon=True).start()
         super().on_kill()
 
-    def _release(self, client: LockClient, lease: Lease) -> None:
+    def _release(self, client: LockClient, held: LeaseSet) -> None:
         try:
-            client.give_back(lease)
+            client.give_back(held)
         except LockError as failure:
             # Whatever the callable has returned or raised counts for more.
-            self.log.warning("Could not release the lock %r, it will run out: %s", lease.key, failure)
+            self.log.warning("Could not release the lock %s, it will run out: %s", held, failure)
 
 
 def _is_held(client: LockClient, lease: Lease) -> bool:

@@ -33,6 +33,23 @@ _FIELDS: dict[str, tuple[str, str, str]] = {
         "string",
         "Settings of the botocore client that replace ours, as JSON.",
     ),
+    "streams": (
+        "Use the table's stream",
+        "boolean",
+        "Let triggerers read the table's DynamoDB stream, so that locks are handed over sooner. Default false.",
+    ),
+    "format": (
+        "Format",
+        "string",
+        "The table's format, to share it with another lock library: native (the default), amazon-lock-client, "
+        "python-dynamodb-lock, dyndbmutex, awsflock or s3 (then the lock table is a bucket).",
+    ),
+    "partition_key": (
+        "Partition key",
+        "string",
+        "How another library's table names its partition key. Default: as the library does.",
+    ),
+    "sort_key": ("Sort key", "string", "The same for its sort key."),
 }
 
 
@@ -73,6 +90,7 @@ def get_provider_info() -> dict[str, Any]:
                 },
             }
         ],
+        "cli": ["airflow_dynamo_lock.cli.airflow.commands"],
         "config": {
             "dynamo_lock": {
                 "description": "The lock table, where there is no connection dynamo_lock_default.",
@@ -80,7 +98,7 @@ def get_provider_info() -> dict[str, Any]:
                     name: {
                         "description": description,
                         "version_added": "0.1.0",
-                        "type": "float" if kind == "number" else "string",
+                        "type": "float" if kind == "number" else kind,
                         "example": None,
                         "default": None,
                     }

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import BaseSensorOperator
 
 from airflow_dynamo_lock import leases
-from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
+from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
+from airflow_dynamo_lock.hooks import DynamoLockHook
 from airflow_dynamo_lock.operators import start_in_triggerer
 from airflow_dynamo_lock.protocol import limits
 from airflow_dynamo_lock.protocol.limits import Seconds
@@ -25,6 +26,8 @@ class DynamoLockSensor(BaseSensorOperator):
 
     :param key: the name of the locked resource. (templated)
     :param slots: how many slots should be free. (templated)
+    :param lock_mode: ``"shared"`` waits only until nobody holds it alone; ``"exclusive"`` until it could be held alone.
+        (``mode`` is every sensor's way of waiting.) (templated)
     :param deferrable: wait in the triggerer; if False, as a sensor does, by ``mode="poke"`` or ``"reschedule"``.
     :param poke_interval: time between looks, seconds or timedelta. Default 5 s, in reschedule mode 60 s.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
@@ -32,7 +35,7 @@ class DynamoLockSensor(BaseSensorOperator):
     In reschedule mode each poke is a new process, which can only know from the server's time that a holder is dead.
     """
 
-    template_fields: Sequence[str] = ("key", "slots", "dynamo_lock_conn_id")
+    template_fields: Sequence[str] = ("key", "slots", "lock_mode", "dynamo_lock_conn_id")
     ui_color = "#fbe7c6"
 
     def __init__(
@@ -40,6 +43,7 @@ class DynamoLockSensor(BaseSensorOperator):
         *,
         key: str,
         slots: int | str = 1,
+        lock_mode: str = "exclusive",
         deferrable: bool = True,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
         poke_interval: Seconds | None = None,
@@ -51,17 +55,18 @@ class DynamoLockSensor(BaseSensorOperator):
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.key = key
         self.slots = slots
+        self.lock_mode: Any = lock_mode
         self.deferrable = deferrable
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         if not leases.is_template(key):
             limits.checked_key(key)
-        if isinstance(slots, int):
-            limits.checked_slots(slots, slots)
+        if not (leases.is_template(slots) or leases.is_template(lock_mode)):
+            limits.checked_mode(lock_mode, wanted := leases.whole("slots", slots), wanted)
         if deferrable:
             start_in_triggerer(self, "DynamoLockSensorTrigger", self._trigger_arguments(), "execute_complete")
 
     def _trigger_arguments(self) -> dict[str, Any]:
-        names = ("key", "slots", "timeout", "soft_fail", "poke_interval", "dynamo_lock_conn_id")
+        names = ("key", "slots", "lock_mode", "timeout", "soft_fail", "poke_interval", "dynamo_lock_conn_id")
         return {name: leases.plain(getattr(self, name)) for name in names}
 
     def execute(self, context: Context) -> Any:
@@ -80,7 +85,9 @@ class DynamoLockSensor(BaseSensorOperator):
         if not hasattr(self, "_client"):
             # Kept between pokes: what it has seen of a holder is how it knows one to be dead.
             self._client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
-        record, free = self._client.look(self.key, slots=int(self.slots))
+        record, free = self._client.look(
+            self.key, slots=leases.whole("slots", self.slots), mode=self.lock_mode
+        )
         if not free and record is not None:
             self.log.info("Waiting for the lock %r. %s.", self.key, record.describe())
         return free

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import BaseOperator, MappedOperator, TaskGroup
 
 from airflow_dynamo_lock import leases
+from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID, DEFAULT_LEASE
 from airflow_dynamo_lock.guard import EnterLock
-from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DEFAULT_LEASE
 from airflow_dynamo_lock.operators import (
     DynamoLockAcquireOperator,
     DynamoLockHeartbeatOperator,
@@ -38,7 +38,7 @@ class DynamoLock(TaskGroup):
     in its context as ``dynamo_lock``. The lock is released when all have ended, in whatever way.
 
     :param key: the name of the locked resource: a text, a template, another task's result, an argument of a mapped task
-        group (one lock for each map index), or a list of texts or templates, which are acquired in one fixed order.
+        group (one lock for each map index), or a list of texts or templates, which are acquired together, all or none.
     :param lease: how long a lease lasts after its last heartbeat, seconds or timedelta: what a dead deployment costs
         the others. Default: the connection's, else 120 s.
     :param heartbeat: time between the keeper's heartbeats, seconds or timedelta. Default: a twelfth of the lease.
@@ -46,6 +46,10 @@ class DynamoLock(TaskGroup):
     :param on_timeout: ``"fail"`` or ``"skip"`` the group when the lock was not free in time.
     :param slots: how many of the lock's slots to take.
     :param capacity: how many slots the lock has; 1 is a mutex. The same for all who use the key.
+    :param mode: ``"shared"`` takes the lock together with others who share it, and in turn with those who do not.
+    :param min_hold: the lock is not handed on sooner than so long after it was acquired, seconds or timedelta.
+    :param fair: wait in line with others, and do not overtake them.
+    :param priority: who waits is the sooner the next the larger this is.
     :param release_grace: how long the lease still lasts when it is given back while processes are inside, seconds or
         timedelta. Also how long a guarded process may be cut off from DynamoDB before it is stopped.
     :param dynamo_lock_conn_id: the connection that names the lock table.
@@ -64,6 +68,10 @@ class DynamoLock(TaskGroup):
         on_timeout: OnTimeout = "fail",
         slots: int | str = 1,
         capacity: int | str = 1,
+        mode: str = "exclusive",
+        min_hold: Seconds | str | None = None,
+        fair: bool | str = True,
+        priority: int | str = 0,
         release_grace: Seconds | str = RELEASE_GRACE,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
         group_id: str = "lock",
@@ -86,6 +94,10 @@ class DynamoLock(TaskGroup):
             on_timeout=on_timeout,
             slots=slots,
             capacity=capacity,
+            mode=mode,
+            min_hold=min_hold,
+            fair=fair,
+            priority=priority,
             release_grace=release_grace,
             dynamo_lock_conn_id=dynamo_lock_conn_id,
             **common,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.common.compat.sdk import XCom
@@ -23,17 +23,18 @@ from airflow.triggers.base import (
 
 from airflow_dynamo_lock import deferral, leases
 from airflow_dynamo_lock.compat import STARTS_FROM_TRIGGER
-from airflow_dynamo_lock.hooks import DEFAULT_CONN_ID, DynamoLockHook
+from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
+from airflow_dynamo_lock.hooks import DynamoLockHook
 from airflow_dynamo_lock.links import LINK_KEY, record_url
 from airflow_dynamo_lock.protocol.errors import (
     LockError,
     LockTimeoutError,
 )
-from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE
-from airflow_dynamo_lock.protocol.model import Lease
+from airflow_dynamo_lock.protocol.model import LeaseSet
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.client.aio import AsyncLockClient
+    from airflow_dynamo_lock.client.core import ClaimOptions, Mode
     from airflow_dynamo_lock.leases import OnTimeout
 
 
@@ -66,6 +67,7 @@ class LockTrigger(BaseTrigger):
         finally:
             working.cancel()
             orphaned.cancel()
+            await asyncio.wait((working, orphaned))  # `on_kill` comes after what they still do
         yield event
 
     async def work(self) -> TriggerEvent:
@@ -84,35 +86,25 @@ class DynamoLockAcquireTrigger(LockTrigger):
     :param deadline: when the waiting ends, epoch seconds by this deployment's clock; None counts `timeout` from now.
     :param resume: give the leases to the task on a worker instead of ending it here.
 
-    The other parameters are those of `DynamoLockAcquireOperator`.
+    The other parameters are those of `DynamoLockAcquireOperator`, with durations in seconds.
     """
 
-    arguments = (
-        *("key", "lease", "timeout", "on_timeout", "slots", "capacity", "release_grace"),
-        *("dynamo_lock_conn_id", "deadline", "resume"),
-    )
+    arguments = (*leases.PARAMETERS, "on_timeout", "dynamo_lock_conn_id", "deadline", "resume")
 
     def __init__(
         self,
         key: str | Sequence[str],
-        lease: float | str | None = None,
-        timeout: float | str | None = None,
         on_timeout: OnTimeout = "fail",
-        slots: int | str = 1,
-        capacity: int | str = 1,
-        release_grace: float | str = RELEASE_GRACE,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
         deadline: float | None = None,
         resume: bool = False,
+        **wanted: Any,
     ) -> None:
         super().__init__()
+        for name, default in leases.PARAMETERS.items():
+            setattr(self, name, wanted.get(name, default))
         self.key = key
-        self.lease = lease
-        self.timeout = timeout
         self.on_timeout = on_timeout
-        self.slots = slots
-        self.capacity = capacity
-        self.release_grace = release_grace
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         self.deadline = deadline
         self.resume = resume
@@ -134,28 +126,22 @@ class DynamoLockAcquireTrigger(LockTrigger):
         await XCom.aset(value=result, **leases.xcom_of(self.ti, self.ti.task_id))
         return TaskSuccessEvent()
 
-    async def _acquire(self, client: AsyncLockClient, wanted: leases.Wanted, options: Any) -> list[Lease]:
-        """All keys, in one order everywhere, so that no two tasks can each hold what the other waits for."""
-        timeout = wanted.timeout if self.deadline is None else max(0.0, self.deadline - time.time())
-        deadline = None if timeout is None else time.monotonic() + timeout
-        held: list[Lease] = []
-        beats: list[asyncio.Task[Any]] = []
-        try:
-            for key in sorted(wanted.keys):
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                busy = leases.busy_log(self.log, key)
-                held.append(await client.acquire(key, timeout=left, on_busy=busy, **options))
-                beats.append(client.keep_alive(held[-1]))
-            for lease in held:
-                lease.check()
-        except LockError:
-            for lease in held:
-                await client.release(lease)
-            raise
-        finally:
-            for beat in beats:
-                beat.cancel()
-        return held
+    async def on_kill(self) -> None:
+        """Somebody has marked or cleared the task. Those behind it in line need not wait until it is proven dead."""
+        async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
+            for key in leases.Wanted.of(self).keys:
+                await client.leave_line(key, str(self.ti.id))
+
+    async def _acquire(
+        self, client: AsyncLockClient, wanted: leases.Wanted, options: ClaimOptions
+    ) -> LeaseSet:
+        return await client.acquire(
+            wanted.keys,
+            timeout=wanted.timeout if self.deadline is None else max(0.0, self.deadline - time.time()),
+            on_busy=leases.busy_log(self.log),
+            on_place=leases.place_log(self.log),
+            **options,
+        )
 
 
 class DynamoLockHeartbeatTrigger(LockTrigger):
@@ -187,14 +173,16 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
             await XCom.aget_one(**leases.xcom_of(self.ti, self.acquire_task_id)), self.acquire_task_id
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
-            await _each(self._keep(client, lease) for lease in held)
+            await self._keep(client, held)
         return TaskSuccessEvent()
 
-    async def _keep(self, client: AsyncLockClient, lease: Lease) -> None:
-        every = leases.interval(self.heartbeat, lease.lease_ms / 1000)
-        keeping = asyncio.ensure_future(client.keep(lease, interval=every))
+    async def _keep(self, client: AsyncLockClient, held: LeaseSet) -> None:
+        every = leases.interval(self.heartbeat, held.leases[0].lease_ms / 1000)
+        keeping = asyncio.ensure_future(client.keep(held, interval=every))
         # A release is noticed at the next look, not only at the next beat, or the run would linger.
-        gone = asyncio.ensure_future(client.until_gone(lease))
+        gone = asyncio.ensure_future(
+            asyncio.wait([asyncio.ensure_future(client.until_gone(each)) for each in held])
+        )
         forsaken = asyncio.ensure_future(self._until_forsaken())
         try:
             await asyncio.wait((keeping, gone, forsaken), return_when=asyncio.FIRST_COMPLETED)
@@ -203,14 +191,15 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
                     ended.result()
             if not keeping.done() and not gone.done():
                 self.log.warning("The task %r has ended, but not the lease.", self.release_task_id)
-                await client.give_back(lease, patience=None)
+                await client.give_back(held, patience=None)
         finally:
             keeping.cancel()
             gone.cancel()
             forsaken.cancel()
-        self.log.info(
-            "The lock %r (lease %s) is given back or lost; the keeper ends.", lease.key, lease.lease_id
-        )
+        for lease in held:
+            self.log.info(
+                "The lock %r (lease %s) is given back or lost; the keeper ends.", lease.key, lease.lease_id
+            )
 
     async def _until_forsaken(self) -> None:
         """Wait until the release task has ended, and what it did would have been noticed."""
@@ -219,13 +208,6 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
         else:
             await deferral.until_ended(self.ti, self.release_task_id)
             await asyncio.sleep(_NOTICED)
-
-
-async def _each(works: Iterable[Awaitable[Any]]) -> None:
-    """Do all of them, each to its own end: what fails for one lease is no reason to leave another."""
-    for outcome in await asyncio.gather(*works, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
 
 
 class DynamoLockReleaseTrigger(LockTrigger):
@@ -247,7 +229,7 @@ class DynamoLockReleaseTrigger(LockTrigger):
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
             # Without end, as the keeper goes on without end: one that gave up would leave the lease to the other.
-            await _each(client.give_back(lease, patience=None) for lease in held)
+            await client.give_back(held, patience=None)
         return TaskSuccessEvent()
 
 
@@ -257,7 +239,10 @@ class DynamoLockSensorTrigger(LockTrigger):
     :param deadline: as for `DynamoLockAcquireTrigger`.
     """
 
-    arguments = ("key", "slots", "timeout", "soft_fail", "poke_interval", "dynamo_lock_conn_id", "deadline")
+    arguments = (
+        *("key", "slots", "lock_mode", "timeout", "soft_fail", "poke_interval"),
+        *("dynamo_lock_conn_id", "deadline"),
+    )
 
     def __init__(
         self,
@@ -268,10 +253,12 @@ class DynamoLockSensorTrigger(LockTrigger):
         poke_interval: float = 1.0,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
         deadline: float | None = None,
+        lock_mode: Mode = "exclusive",
     ) -> None:
         super().__init__()
         self.key = key
         self.slots = slots
+        self.lock_mode = lock_mode
         self.timeout = timeout
         self.soft_fail = soft_fail
         self.poke_interval = poke_interval
@@ -283,7 +270,11 @@ class DynamoLockSensorTrigger(LockTrigger):
         try:
             async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
                 await client.wait(
-                    self.key, slots=int(self.slots), timeout=timeout, poll_interval=self.poke_interval
+                    self.key,
+                    slots=leases.whole("slots", self.slots),
+                    mode=self.lock_mode,
+                    timeout=timeout,
+                    poll_interval=self.poke_interval,
                 )
         except LockTimeoutError as failure:
             self.log.error("%s", failure)

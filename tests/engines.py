@@ -1,7 +1,7 @@
 """The DynamoDBs that the tests run against, each served on 127.0.0.1 by a child process.
 
     with DynamoDBLocal() as db:  # or MotoServer()
-        boto3.client("dynamodb", endpoint_url=db.endpoint_url, …)
+        LockClient(db.client(), …)  # or whatever else, with db.endpoint_url
 
 ``DynamoDBLocal`` is AWS's own engine: real atomicity and its real expression grammar. ``MotoServer`` is the embedded
 one that the package ships. Neither is optional: one that cannot start raises ``EngineError``, so that tests fail and
@@ -18,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
+#: What `Engine.client` says: moto keeps the tables of each region apart, DynamoDB Local does not.
+REGION = "us-east-1"
 JAR = Path(__file__).parents[1] / ".cache" / "dynamodb-local" / "DynamoDBLocal.jar"
 
 
@@ -48,6 +50,21 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.process.kill()  # also what has a folder: its data were saved with each write
         self.process.communicate()
+
+    def client(self) -> Any:
+        """A boto3 client of it, set up as for a lock, whatever the environment has for AWS."""
+        import boto3  # here: the child has no use for it
+
+        from airflow_dynamo_lock import sdk_config
+
+        return boto3.client(
+            "dynamodb",
+            region_name=REGION,
+            endpoint_url=self.endpoint_url,
+            aws_access_key_id="test",
+            aws_secret_access_key="test-secret",
+            config=sdk_config(),
+        )
 
     def restart(self) -> None:
         """Kill it, and start it again on its port. What is not in a folder is lost."""

@@ -29,7 +29,8 @@ from airflow_dynamo_lock.protocol.effects import (
     WaitForRoom,
 )
 from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockUnavailableError
-from airflow_dynamo_lock.protocol.model import Claim, Holder, LockRecord, Term
+from airflow_dynamo_lock.protocol.line import Line
+from airflow_dynamo_lock.protocol.model import Claim, Holder, Lease, LockRecord, Term
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.operations import Operations
 from airflow_dynamo_lock.protocol.staleness import MAX_CLOCK_SKEW, Observer
@@ -155,7 +156,8 @@ class Host:
 
     def __post_init__(self) -> None:
         self.observer = Observer(self.max_clock_skew)
-        self.operations = Operations(NativeFormat(TABLE), self.stamp, self.observer)
+        self.line = Line(NativeFormat(TABLE), self.stamp, self.observer)
+        self.operations = Operations(self.line.format, self.stamp, self.observer, self.line)
 
     def now(self) -> float:
         """Its monotonic clock."""
@@ -241,6 +243,11 @@ def a_holder(lease_id: str = "a", **changed: Any) -> Holder:
         "acquired_at_ms": 0,
     }
     return Holder(lease_id, **(defaults | changed))
+
+
+def a_lease(lease_id: str, key: str = KEY) -> Lease:
+    """A lease as its holder knows it."""
+    return Lease(key, lease_id, 1, "me", 1, 1, 30_000, 15_000, 0)
 
 
 class Paused(Generic[T]):

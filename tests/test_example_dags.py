@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import boto3
 import pytest
 
-from airflow_dynamo_lock import LockClient, LockRecord, sdk_config
-from tests.engines import MotoServer
+from airflow_dynamo_lock import LockClient, LockRecord
+from airflow_dynamo_lock.protocol.limits import SHARED
+from tests.engines import REGION, MotoServer
 
 DAGS = Path(__file__).parent.parent / "dags"
 FILES = sorted(DAGS.glob("*.py"))
@@ -86,17 +86,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """Runs all of them, one after the other in one process: starting Airflow takes longer than they do."""
     folder = tmp_path_factory.mktemp("examples")
     with MotoServer() as engine:
-        aws = boto3.client(
-            "dynamodb",
-            region_name="us-east-1",
-            endpoint_url=engine.endpoint_url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test-secret",
-            config=sdk_config(),
-        )
-        locks = LockClient(aws, table="airflow_locks")
+        locks = LockClient(engine.client(), table="airflow_locks")
         locks.create_table()
-        lock = {"endpoint_url": engine.endpoint_url, "region_name": "us-east-1"}
+        lock = {"endpoint_url": engine.endpoint_url, "region_name": REGION}
         aws_default = {"conn_type": "aws", "login": "test", "password": "test-secret"}
         environment = airflow_environment(folder) | {
             "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
@@ -180,6 +172,19 @@ def test_mapped_group_has_a_lock_per_table(runs: Runs) -> None:
     keys = ["warehouse/orders", "warehouse/customers", "warehouse/stock"]
     assert [lease["key"] for _, lease in tasks["per_table.lock.acquire"]] == keys
     assert [key for _, key in tasks["per_table.lock.vacuum"]] == keys
+
+
+def test_semaphore(runs: Runs) -> None:
+    assert runs.by_dag["dynamo_lock_semaphore"].result("lock.call") == 3
+    assert runs.lock("partner/api").capacity == 3
+
+
+def test_shared_and_exclusive_take_turns(runs: Runs) -> None:
+    run = runs.by_dag["dynamo_lock_shared"]
+    writing, reading = run.result("writing.acquire"), run.result("reading.acquire")
+    assert writing["key"] == reading["key"]
+    assert writing["token"] < reading["token"]
+    assert (writing["capacity"], reading["capacity"]) == (1, SHARED)
 
 
 def test_fencing_lets_no_earlier_holder_write(runs: Runs) -> None:

@@ -3,31 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, overload
 
 from botocore import xform_name
 
-from airflow_dynamo_lock.client.core import ClaimOptions, ClientCore, OnLost
+from airflow_dynamo_lock.client.core import (
+    AcquireOptions,
+    AnyLease,
+    ClaimOptions,
+    ClientCore,
+    HoldOptions,
+    Keys,
+    Mode,
+    OnDanger,
+    OnLost,
+    end_by_error,
+    leases_of,
+    lost_in_use,
+    name_of,
+)
 from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, reply
 from airflow_dynamo_lock.protocol import limits, table
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, WaitForRoom
-from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import (
+    LockError,
+    LockLostError,
+    LockUnavailableError,
+    LockValueError,
+)
+from airflow_dynamo_lock.protocol.formats import NATIVE
 from airflow_dynamo_lock.protocol.limits import Seconds, seconds
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
     Ending,
     Holder,
     Lease,
+    LeaseSet,
     LockRecord,
     Lost,
     Released,
     Renewed,
+    Standing,
+    StillHeld,
+    Waiter,
 )
 from airflow_dynamo_lock.protocol.staleness import MAX_CLOCK_SKEW
+from airflow_dynamo_lock.protocol.streams import STREAM_ACTIONS
 from airflow_dynamo_lock.protocol.watch import Sight, Ticket
 
 if TYPE_CHECKING:
@@ -40,6 +66,7 @@ class AsyncLockClient:
     """Locks in one DynamoDB table, for one event loop. Parameters, results and errors as in `LockClient`.
 
     :param client: an aiobotocore DynamoDB client.
+    :param streams: an aiobotocore ``dynamodbstreams`` client, see `LockClient`.
     """
 
     def __init__(
@@ -52,11 +79,36 @@ class AsyncLockClient:
         heartbeat: Seconds | None = None,
         release_grace: Seconds = limits.RELEASE_GRACE,
         max_clock_skew: Seconds = MAX_CLOCK_SKEW,
+        streams: Any = None,
+        format: str = NATIVE,
+        partition_key: str | None = None,
+        sort_key: str | None = None,
     ) -> None:
         self._client = client
-        self._core = ClientCore(table, owner, lease, heartbeat, release_grace, max_clock_skew)
+        self._streams = streams
+        self._core = ClientCore(
+            table,
+            owner,
+            lease,
+            heartbeat,
+            release_grace,
+            max_clock_skew,
+            format,
+            partition_key,
+            sort_key,
+            streams=streams is not None,
+        )
+        self._beating: dict[asyncio.Task[None], Lease | LeaseSet] = {}
         self._poller: asyncio.Task[None] | None = None
+        self._tender: asyncio.Task[None] | None = None
+        self._stream_reader: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        self._core.watch.hurry = self._hurry.set
+
+    @property
+    def table(self) -> str:
+        """The name of its lock table."""
+        return self._core.table
 
     @property
     def region_name(self) -> str | None:
@@ -66,13 +118,19 @@ class AsyncLockClient:
 
     # -- the table ----------------------------------------------------------------------------------------------
 
-    async def create_table(self, *, timeout: Seconds = 60.0) -> None:  # noqa: ASYNC109 - the same name as LockClient's
+    async def create_table(
+        self,
+        *,
+        timeout: Seconds = 60.0,  # noqa: ASYNC109 - the same name as LockClient's
+        streams: bool = False,
+    ) -> None:
         """See `LockClient.create_table`."""
-        await self._run(table.create(self._core.table, now=monotonic(), timeout=seconds("timeout", timeout)))
+        patience = seconds("timeout", timeout)
+        await self._run(table.create(self._core.format, now=monotonic(), timeout=patience, streams=streams))
 
     async def check_table(self) -> None:
         """See `LockClient.check_table`."""
-        await self._run(table.check(self._core.table))
+        await self._run(table.check(self._core.format))
 
     async def describe_table(self) -> Mapping[str, Any]:
         """See `LockClient.describe_table`."""
@@ -80,46 +138,94 @@ class AsyncLockClient:
 
     # -- take ---------------------------------------------------------------------------------------------------
 
-    async def try_acquire(self, key: str, **claim: Unpack[ClaimOptions]) -> Lease | None:
+    @overload
+    async def try_acquire(self, key: str, **claim: Unpack[ClaimOptions]) -> Lease | None: ...
+
+    @overload
+    async def try_acquire(
+        self, key: list[str] | tuple[str, ...], **claim: Unpack[ClaimOptions]
+    ) -> LeaseSet | None: ...
+
+    async def try_acquire(self, key: Keys, **claim: Unpack[ClaimOptions]) -> Lease | LeaseSet | None:
         """See `LockClient.try_acquire`."""
         return await self._run(self._core.try_acquire(key, claim))
 
+    @overload
     async def acquire(
         self,
         key: str,
+        **options: Unpack[AcquireOptions],
+    ) -> Lease: ...
+
+    @overload
+    async def acquire(
+        self,
+        key: list[str] | tuple[str, ...],
+        **options: Unpack[AcquireOptions],
+    ) -> LeaseSet: ...
+
+    async def acquire(
+        self,
+        key: Keys,
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
         poll_interval: Seconds = 1.0,
         on_busy: Callable[[LockRecord], None] | None = None,
+        on_place: Callable[[Standing], None] | None = None,
         **claim: Unpack[ClaimOptions],
-    ) -> Lease:
+    ) -> Lease | LeaseSet:
         """See `LockClient.acquire`."""
-        return await self._run(self._core.acquire(key, timeout, poll_interval, on_busy, claim))
+        try:
+            return await self._run(self._core.acquire(key, timeout, poll_interval, on_busy, on_place, claim))
+        finally:
+            self._look_after_places()
 
     async def wait(
         self,
         key: str,
         *,
         slots: int = 1,
+        mode: Mode = "exclusive",
         timeout: Seconds | None = None,  # noqa: ASYNC109
         poll_interval: Seconds = 1.0,
     ) -> LockRecord | None:
         """See `LockClient.wait`."""
-        return await self._run(self._core.wait(key, slots, timeout, poll_interval))
+        return await self._run(self._core.wait(key, slots, mode, timeout, poll_interval))
 
-    @asynccontextmanager
-    async def lock(
+    @overload
+    def lock(
         self,
         key: str,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-        poll_interval: Seconds = 1.0,
-        on_lost: OnLost | None = None,
-        **claim: Unpack[ClaimOptions],
-    ) -> AsyncIterator[Lease]:
+        **options: Unpack[HoldOptions],
+    ) -> AbstractAsyncContextManager[Lease]: ...
+
+    @overload
+    def lock(
+        self,
+        key: list[str] | tuple[str, ...],
+        **options: Unpack[HoldOptions],
+    ) -> AbstractAsyncContextManager[LeaseSet]: ...
+
+    def lock(self, key: Keys, **options: Any) -> AbstractAsyncContextManager[Any]:
         """See `LockClient.lock`."""
-        lease = await self.acquire(key, timeout=timeout, poll_interval=poll_interval, **claim)
-        beats = self.keep_alive(lease, on_lost=on_lost)
+        return self._lock(key, **options)
+
+    @asynccontextmanager
+    async def _lock(
+        self,
+        key: Any,
+        *,
+        on_lost: OnLost | None = None,
+        on_danger: OnDanger | None = None,
+        safe_time: Seconds | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        lease = await self.acquire(key, **options)
+        try:
+            beats = self.keep_alive(lease, on_lost=on_lost, on_danger=on_danger, safe_time=safe_time)
+        except LockValueError:  # what cannot be, for this lease
+            await self.give_back(lease)
+            raise
         try:
             yield lease
             lease.check()
@@ -128,51 +234,62 @@ class AsyncLockClient:
             try:
                 await self.give_back(lease)
             except LockError as failure:
-                log.warning(
-                    "Could not release %r (lease %s), it will run out: %s", key, lease.lease_id, failure
-                )
+                log.warning("Could not release %r, it will run out: %s", key, failure)
             raise
         beats.cancel()
         if isinstance(outcome := await self.give_back(lease), Lost):
-            raise LockLostError(
-                f"The lock {key!r} (lease {lease.lease_id}) was lost while it was in use: {outcome.describe()}."
-            )
+            raise lost_in_use(key, lease, outcome)
 
     # -- keep ---------------------------------------------------------------------------------------------------
 
-    async def renew(self, lease: Lease) -> Lease:
+    async def renew(
+        self, lease: AnyLease, *, duration: Seconds | None = None, data: Mapping[str, Any] | None = None
+    ) -> AnyLease:
         """See `LockClient.renew`."""
-        return await self._run(self._core.renew(lease))
+        return await self._run(self._core.renew(lease, duration, data))
 
     def keep_alive(
-        self, lease: Lease, *, interval: Seconds | None = None, on_lost: OnLost | None = None
+        self,
+        lease: AnyLease,
+        *,
+        interval: Seconds | None = None,
+        on_lost: OnLost | None = None,
+        on_danger: OnDanger | None = None,
+        safe_time: Seconds | None = None,
     ) -> asyncio.Task[None]:
-        """Send heartbeats from a task of the lease's own, which this returns. Cancel it to stop them."""
-        lease = self._core.with_term(lease)
-        every = self._core.interval(lease) if interval is None else seconds("interval", interval)
-        limits.checked_heartbeat(every, lease.lease_ms / 1000)
-        return asyncio.create_task(
-            self._beat(lease, every, on_lost), name=f"dynamo-lock heartbeat {lease.key}"
-        )
+        """Send heartbeats from a task of the lease's own, which this returns. Cancel it to stop them.
 
-    async def _beat(self, lease: Lease, every: float, on_lost: OnLost | None) -> None:
+        See `LockClient.keep_alive`; the callbacks are called in the event loop.
+        """
+        lease = self._core.with_term(lease)
+        every = self._core.interval(lease, interval)
+        name, safe = name_of(lease), self._core.safe_time(lease, safe_time)
+        beats = asyncio.create_task(self._beat(lease, every, on_lost), name=f"dynamo-lock heartbeat {name}")
+        self._beating[beats] = lease
+        beats.add_done_callback(self._beating.pop)
+        if on_danger is not None:
+            watching = self._run(self._core.monitor(lease, safe, on_danger))
+            monitor = asyncio.create_task(watching, name=f"dynamo-lock monitor {name}")
+            beats.add_done_callback(lambda _: monitor.cancel())
+        return beats
+
+    async def _beat(self, lease: Lease | LeaseSet, every: float, on_lost: OnLost | None) -> None:
         try:
             await self._run(self._core.keep_alive(lease, every))
         except Exception:
-            log.exception("The heartbeats of %r (lease %s) ended.", lease.key, lease.lease_id)
-            if lease.term is not None:
-                lease.term.lose("its heartbeats ended with an error")
+            log.exception("The heartbeats of %s ended.", name_of(lease))
+            end_by_error(lease)
         if on_lost is not None:
             try:
                 lease.check()
             except LockLostError as lost:
-                on_lost(lease, lost)
+                for each in leases_of(lease):
+                    on_lost(each, lost)
 
-    async def keep(self, lease: Lease, *, interval: Seconds) -> Ending | Lost:
-        """Send heartbeats for those who work under the lease elsewhere, until it is gone or was abandoned."""
-        every = limits.checked_heartbeat(seconds("interval", interval), lease.lease_ms / 1000)
-        lease = lease.checked()
-        return await self._run(self._core.operations.keep(lease.key, lease.lease_id, lease.lease_ms, every))
+    async def keep(self, lease: Lease | LeaseSet, *, interval: Seconds) -> Ending | Lost:
+        """Send heartbeats for those who work under the lease elsewhere, until it is gone or was abandoned. Of a set of
+        leases, until all of them are."""
+        return await self._run(self._core.keep(lease, interval))
 
     async def until_gone(self, lease: Lease, *, poll_interval: Seconds = 1.0) -> None:
         """Wait until the lease is no longer among the holders, or was abandoned.
@@ -196,6 +313,15 @@ class AsyncLockClient:
         finally:
             self._core.watch.remove(sight)
 
+    async def leave_line(self, key: str, lease_id: str) -> None:
+        """Give up the place in line of an `acquire` that was cancelled. One with a lease id of its own keeps it for a
+        while, since another process may go on in it: this says that none will."""
+        lease_id = limits.checked_id("A lease id", lease_id)
+        key = self._core.format.checked_key(key)
+        if self._core.format.has_lines:
+            await self._run(self._core.line.resign(key, lease_id))
+            self._look_after_places()
+
     async def enter(self, lease: Lease, process: str) -> Lease:
         """See `LockClient.enter`."""
         return await self._run(self._core.enter(lease, process))
@@ -208,36 +334,71 @@ class AsyncLockClient:
         self._tell_keeper(lease, outcome)
         return outcome
 
-    async def release(self, lease: Lease) -> bool:
+    async def release(self, lease: Lease | LeaseSet) -> bool:
         """See `LockClient.release`."""
         return isinstance(await self.give_back(lease), Released)
 
-    async def give_back(self, lease: Lease, *, patience: Seconds | None = 0) -> Released | Abandoned | Lost:
+    async def give_back(
+        self, lease: Lease | LeaseSet, *, patience: Seconds | None = 0
+    ) -> Released | Abandoned | StillHeld | Lost:
         """See `LockClient.give_back`."""
         outcome = await self._run(self._core.give_back(lease, patience))
         self._tell_keeper(lease, outcome)
         return outcome
 
+    async def close(self, *, release: bool = False) -> None:
+        """See `LockClient.close`."""
+        leases = list(self._beating.values())
+        for beats in list(self._beating):
+            beats.cancel()
+        failure: LockError | None = None
+        for lease in leases if release else ():
+            try:
+                while isinstance(await self.give_back(lease), StillHeld):
+                    pass
+            except LockError as failed:
+                failure = failure or failed  # no reason to leave the others
+        if failure is not None:
+            raise failure
+
+    async def forget(self, key: str) -> bool:
+        """See `LockClient.forget`."""
+        return await self._run(self._core.forget(key))
+
     async def break_lock(self, key: str, lease_id: str) -> Holder:
         """See `LockClient.break_lock`."""
         return await self._run(self._core.break_lock(key, lease_id))
+
+    async def set_capacity(self, key: str, capacity: int | None) -> LockRecord:
+        """See `LockClient.set_capacity`."""
+        return await self._run(self._core.set_capacity(key, capacity))
 
     # -- look ---------------------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> LockRecord | None:
         """See `LockClient.get`."""
-        return await self._run(self._core.operations.get(limits.checked_key(key)))
+        return await self._run(self._core.operations.get(self._core.format.checked_key(key)))
 
-    async def look(self, key: str, *, slots: int = 1) -> tuple[LockRecord | None, bool]:
+    async def find(self, key: str, lease_id: str) -> Lease:
+        """See `LockClient.find`."""
+        return await self._run(self._core.find(key, lease_id))
+
+    async def look(
+        self, key: str, *, slots: int = 1, mode: Mode = "exclusive"
+    ) -> tuple[LockRecord | None, bool]:
         """See `LockClient.look`."""
-        limits.checked_slots(slots, slots)
-        return await self._run(self._core.operations.room(limits.checked_key(key), slots))
+        return await self._run(self._core.look(key, slots, mode))
 
-    async def list(self) -> AsyncIterator[LockRecord]:
+    async def waiters(self, key: str) -> builtins.list[Waiter]:
+        """See `LockClient.waiters`."""
+        return await self._run(self._core.line.everybody(self._core.format.checked_key(key)))
+
+    async def list(self, prefix: str = "") -> AsyncIterator[LockRecord]:
         """See `LockClient.list`; to be used with ``async for``."""
+        limits.checked_text("The prefix", prefix)
         cursor: Mapping[str, Any] | None = None
         while True:
-            records, cursor = await self._run(self._core.operations.page(cursor))
+            records, cursor = await self._run(self._core.operations.page(cursor, prefix))
             for record in records:
                 yield record
             if not cursor:
@@ -248,6 +409,7 @@ class AsyncLockClient:
     async def _run(
         self, operation: Operation[T], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> T:
+        operation = self._core.format.carry_out(operation)
         place: Ticket | None = None
         woken: asyncio.Queue[Exception | None] = asyncio.Queue()
         answer: Any = None
@@ -268,10 +430,13 @@ class AsyncLockClient:
                             await sleep(effect.seconds)
                             answer = monotonic()
                         case WaitForRoom():
-                            if place is None:
+                            if place is None or place.wants.key != effect.key:
+                                if place is not None:
+                                    self._core.watch.remove(place)
                                 # Kept until the operation ends, so that a waiter keeps its turn while it tries.
                                 place = Ticket(effect, woken.put_nowait)
                                 self._queue(place)
+                                self._look_after_places()
                             await _woken(woken, effect.seconds)
                             answer = monotonic()
                 except BaseException as raised:
@@ -282,14 +447,20 @@ class AsyncLockClient:
 
     async def _send(self, request: Request) -> Reply:
         sent_at = monotonic()
+        streams = request.action in STREAM_ACTIONS
+        client = self._streams if streams else self._client
         try:
-            call = getattr(self._client, xform_name(request.action))(**request.params)
-            answer = reply(await asyncio.wait_for(call, request.within), sent_at)
+            async with asyncio.timeout(request.within):
+                output = await getattr(client, xform_name(request.action))(**request.params)
+                if "Body" in output:  # an object's
+                    output["Body"] = await output["Body"].read()
+            answer = reply(output, sent_at)
         except TimeoutError:
             raise not_answered(request) from None
         except Exception as failure:
             answer = answer_to(failure, request, sent_at)
-        self._core.clock.note(answer)
+        if not streams:  # it is another service: its clock is nobody's
+            self._core.clock.note(answer)
         return answer
 
     def _queue(self, place: Ticket | Sight) -> None:
@@ -297,11 +468,16 @@ class AsyncLockClient:
             self._hurry.set()
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll(), name="dynamo-lock poller")
+        if self._streams is not None and (self._stream_reader is None or self._stream_reader.done()):
+            self._stream_reader = asyncio.create_task(
+                self._run(self._core.stream_reader.follow(random.random)), name="dynamo-lock stream reader"
+            )
 
     async def _poll(self) -> None:
         async def doze(seconds: float) -> None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
             self._hurry.clear()
 
         try:
@@ -310,9 +486,27 @@ class AsyncLockClient:
             log.exception("The poller ended.")
             self._core.watch.fail(broken)
 
-    def _tell_keeper(self, lease: Lease, outcome: Released | Abandoned | Renewed | Lost) -> None:
-        if not isinstance(outcome, Renewed):
-            self._core.watch.ended(lease.key, lease.lease_id)
+    def _look_after_places(self) -> None:
+        """See to it that somebody looks after this client's places in line, if it has any."""
+        if self._core.line and (self._tender is None or self._tender.done()):
+            with suppress(RuntimeError):  # its event loop has ended
+                loop = asyncio.get_running_loop()
+                self._tender = loop.create_task(self._tend(), name="dynamo-lock places")
+
+    async def _tend(self) -> None:
+        line = self._core.line
+        while line:
+            try:
+                await self._run(line.tend(self._core.operations))
+            except Exception:
+                log.exception("Could not look after the places in line, trying again.")
+
+    def _tell_keeper(
+        self, lease: Lease | LeaseSet, outcome: Released | Abandoned | StillHeld | Renewed | Lost
+    ) -> None:
+        if not isinstance(outcome, (Renewed, StillHeld)):
+            for each in leases_of(lease):
+                self._core.watch.ended(each.key, each.lease_id)
 
 
 async def _latest(seen: asyncio.Queue[bool]) -> bool:
@@ -324,7 +518,8 @@ async def _latest(seen: asyncio.Queue[bool]) -> bool:
 
 async def _woken(woken: asyncio.Queue[Exception | None], within: float | None) -> None:
     try:
-        failures = [await asyncio.wait_for(woken.get(), within)]
+        async with asyncio.timeout(within):
+            failures = [await woken.get()]
     except TimeoutError:
         return
     while not woken.empty():

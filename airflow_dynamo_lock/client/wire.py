@@ -5,9 +5,11 @@ Rule R6 lives here: whatever is not known to be a success becomes a typed error,
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
 from botocore import exceptions as aws
@@ -23,6 +25,7 @@ from airflow_dynamo_lock.protocol.errors import (
     LockValueError,
 )
 from airflow_dynamo_lock.protocol.model import readable
+from airflow_dynamo_lock.protocol.streams import STREAM_ACTIONS, StreamGoneError
 from airflow_dynamo_lock.protocol.table import TableExistsError, TableMissingError
 
 #: How the SDK should be set up for a lock. Its own defaults wait a minute for an answer; a holder that cannot reach
@@ -33,6 +36,7 @@ SDK_SETTINGS: Mapping[str, Any] = {
     "tcp_keepalive": True,
     "retries": {"mode": "standard", "total_max_attempts": 2},
     "max_pool_connections": 50,
+    "parameter_validation": False,  # each request is built here, from arguments that were checked
 }
 
 
@@ -50,6 +54,14 @@ _clock: Callable[[], float] = (
     (lambda: time.clock_gettime(time.CLOCK_BOOTTIME)) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
 
+# A condition did not hold; and, in S3, there is no such object, or somebody writes it just now.
+_REFUSED = {
+    "ConditionalCheckFailedException",
+    "PreconditionFailed",
+    "ConditionalRequestConflict",
+    "NoSuchKey",
+}
+
 _UNAVAILABLE = {  # error code → whether the write may have been applied
     "ProvisionedThroughputExceededException": False,
     "ThrottlingException": False,
@@ -58,11 +70,13 @@ _UNAVAILABLE = {  # error code → whether the write may have been applied
     "LimitExceededException": False,
     "TransactionInProgressException": False,
     "TransactionConflictException": False,
+    "TransactionCanceledException": False,
     "InternalServerError": True,
     "InternalFailure": True,
     "ServiceUnavailable": True,
     "ServiceUnavailableException": True,
     "RequestTimeout": True,
+    "SlowDown": False,
 }
 _NO_ACCESS = {
     "AccessDeniedException",
@@ -80,6 +94,9 @@ _NO_ACCESS = {
     "OptInRequired",
     "KMSAccessDeniedException",
 }
+
+# What a place in a stream is told once it is of no use any more.
+_STREAM_GONE = {"ResourceNotFoundException", "ExpiredIteratorException", "TrimmedDataAccessException"}
 
 # In a ValidationException: what DynamoDB, DynamoDB Local and moto say of a request whose keys are not the table's.
 _OTHER_KEYS = (
@@ -109,7 +126,7 @@ def reply(output: Mapping[str, Any], sent_at: float, *, refused: bool = False) -
     length = metadata.get("HTTPHeaders", {}).get("content-length", "0")
     if output.keys() <= {"ResponseMetadata"} and length.isdigit() and int(length) > len("{}"):
         raise LockUnavailableError(
-            f"DynamoDB's answer, of {length} bytes, ended before it was whole.", maybe_applied=True
+            f"AWS's answer, of {length} bytes, ended before it was whole.", maybe_applied=True
         )
     return Reply(
         output=output,
@@ -124,16 +141,28 @@ def reply(output: Mapping[str, Any], sent_at: float, *, refused: bool = False) -
 def answer_to(failure: Exception, request: Request, sent_at: float) -> Reply:
     """What an exception of the SDK means: a refused write is an answer, all else a typed error, which is raised."""
     if isinstance(failure, aws.ClientError):
-        if failure.response["Error"]["Code"] == "ConditionalCheckFailedException":
+        if failure.response["Error"]["Code"] in _REFUSED or _is_refused(failure):
             return reply(failure.response, sent_at, refused=True)
         raise _service_error(failure, request) from failure
     raise _sdk_error(failure, request) from failure
 
 
+def _is_refused(failure: aws.ClientError) -> bool:
+    """Whether a transaction was refused because the condition of one of its writes did not hold."""
+    reasons: Any = failure.response.get("CancellationReasons", ())
+    codes = {reason.get("Code") for reason in reasons}
+    return "ConditionalCheckFailed" in codes and codes <= {
+        "None",
+        "ConditionalCheckFailed",
+        "TransactionConflict",
+    }
+
+
 def not_answered(request: Request) -> LockUnavailableError:
     """The caller's time was up before an answer came."""
     return LockUnavailableError(
-        f"DynamoDB has not answered {request.action} within {request.within or 0:.1f} s.", maybe_applied=True
+        f"{_service(request)} has not answered {request.action} within {request.within or 0:.1f} s.",
+        maybe_applied=True,
     )
 
 
@@ -149,10 +178,16 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
             f"AWS does not allow {request.action} on the lock table {table!r} ({code}: {message}): "
             "check the credentials and the IAM policy."
         )
+    if request.action in STREAM_ACTIONS and code in _STREAM_GONE:
+        return StreamGoneError(f"The stream of the lock table {table!r} has moved on ({code}: {message}).")
+    if code == "NoSuchBucket":
+        return TableMissingError(
+            f"The bucket {table!r} does not exist: make it, or check its name and the region."
+        )
     if code == "ResourceNotFoundException":
         return TableMissingError(
             f"The lock table {table!r} does not exist in this account and region: "
-            "create it with client.create_table(), or check its name and the region."
+            "create it with client.create_table() or `dynamo-lock table create`, or check its name and the region."
         )
     if code in ("ResourceInUseException", "TableAlreadyExistsException"):
         return TableExistsError(f"The table {table!r} exists already or is being changed just now.")
@@ -164,28 +199,34 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
             )
         if "Item size" in message:
             return LockValueError(
-                f"There is no room for this in the record of the lock {request.params['Key']['key']['S']!r} "
+                f"There is no room for this in the record of the lock {_lock_of(request.params)} "
                 f"({message}): a DynamoDB item holds 400 KB; keep less in `data`."
+            )
+        if request.action == "TransactWriteItems":
+            return LockRecordError(
+                f"One of the records of the locks {_keys_of(request)} in table {table!r} cannot be updated "
+                f"({message}): another program may have damaged it; look at the items before you mend or delete one."
             )
         if request.action == "UpdateItem":
             return LockRecordError(
-                f"The record of the lock {request.params['Key']['key']['S']!r} in table {table!r} cannot be updated "
+                f"The record of the lock {_lock_of(request.params)} in table {table!r} cannot be updated "
                 f"({message}): another program may have damaged it; look at the item before you mend or delete it."
             )
     if code.isdigit():
         # The SDK puts the status there when it cannot read the answer, or not to its end. What there is of it is not
         # shown: it may be a record, with its `data` (rule R12).
         return LockUnavailableError(
-            f"DynamoDB's answer to {request.action} on table {table!r} cannot be read (HTTP status {status}).",
+            f"{_service(request)}'s answer to {request.action} on table {table!r} cannot be read "
+            f"(HTTP status {status}).",
             maybe_applied=True,
         )
     if code in _UNAVAILABLE or status >= 500:
         return LockUnavailableError(
-            f"DynamoDB did not serve {request.action} on table {table!r} ({code}: {message}).",
+            f"{_service(request)} did not serve {request.action} on table {table!r} ({code}: {message}).",
             # An attempt before this one may have been applied, whatever became of the last.
             maybe_applied=metadata.get("RetryAttempts", 0) > 0 or _UNAVAILABLE.get(code, True),
         )
-    return LockError(f"DynamoDB refused {request.action} on table {table!r} ({code}: {message}).")
+    return LockError(f"{_service(request)} refused {request.action} on table {table!r} ({code}: {message}).")
 
 
 def _sdk_error(failure: Exception, request: Request) -> LockError:
@@ -197,21 +238,46 @@ def _sdk_error(failure: Exception, request: Request) -> LockError:
         return LockAccessError("No AWS region is configured: set region_name, or AWS_DEFAULT_REGION.")
     if isinstance(failure, (aws.EndpointConnectionError, aws.ConnectTimeoutError, aws.ProxyConnectionError)):
         # That is the SDK's last attempt. It does not tell whether there was one before it, which got through.
-        return LockUnavailableError(f"DynamoDB cannot be reached ({failure}).", maybe_applied=True)
+        return LockUnavailableError(f"{_service(request)} cannot be reached ({failure}).", maybe_applied=True)
     if isinstance(failure, (aws.HTTPClientError, aws.ConnectionError)):
         return LockUnavailableError(
-            f"The connection to DynamoDB broke during {request.action} ({failure}).", maybe_applied=True
+            f"The connection to {_service(request)} broke during {request.action} ({failure}).",
+            maybe_applied=True,
         )
     if isinstance(failure, aws.BotoCoreError):
         return LockError(f"The AWS SDK could not send {request.action}: {failure}")
     raise failure
 
 
+def _service(request: Request) -> str:
+    return "S3" if "Bucket" in request.params else "DynamoDB"
+
+
 def _table_of(request: Request) -> str:
     params = request.params
+    if "TransactItems" in params:
+        ((_, params),) = params["TransactItems"][0].items()
+    if request.action in STREAM_ACTIONS:
+        # A stream's ARN names its table, and a place in the stream begins with the ARN.
+        named = re.search(":table/([^/]+)/stream/", params.get("StreamArn") or params["ShardIterator"])
+        return named[1] if named else "?"
+    if "Bucket" in params:
+        return str(params["Bucket"])
     return str(params.get("TableName") or next(iter(params.get("RequestItems", {"?": None}))))
 
 
+def _keys_of(request: Request) -> str:
+    """The locks that a transaction is about."""
+    writes = [params for item in request.params["TransactItems"] for params in item.values()]
+    return ", ".join(dict.fromkeys(_lock_of({"Key": each.get("Key") or each["Item"]}) for each in writes))
+
+
+def _lock_of(params: Mapping[str, Any]) -> str:
+    """The lock that a write is about: by its partition key, which comes first."""
+    return repr(next(iter(params["Key"].values()))["S"])
+
+
+@lru_cache(maxsize=16)  # a second's answers have the same
 def _date_ms(header: str | None) -> int | None:
     if not header:
         return None

@@ -59,12 +59,14 @@ def decode(attribute: Attribute) -> Any:
         raise ValueError("not an attribute value")
     ((kind, value),) = attribute.items()
     match kind:
-        case "NULL":
-            return None
-        case "BOOL" | "S" | "B" | "SS" | "BS":
+        case "S":
             return value
         case "N":
             return _number(value)
+        case "NULL":
+            return None
+        case "BOOL" | "B" | "SS" | "BS":
+            return value
         case "NS":
             return [_number(each) for each in value]
         case "L":
@@ -75,6 +77,8 @@ def decode(attribute: Attribute) -> Any:
 
 
 def _number_text(value: float | Decimal) -> str:
+    if isinstance(value, int) and abs(value) < 10**_DIGITS:
+        return str(int(value))
     number = Decimal(repr(float(value))) if isinstance(value, float) else Decimal(value)
     if number.is_finite():
         digits = "".join(map(str, number.as_tuple().digits)).strip("0")
@@ -102,6 +106,8 @@ def _name(name: Any) -> str:
 
 
 def _number(text: str) -> int | float:
+    if text.isdecimal() and text.isascii():
+        return int(text)
     try:
         number = Decimal(text)
     except InvalidOperation:

@@ -7,9 +7,13 @@ All times called ``…_at`` are seconds on the driver's monotonic clock, which k
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
+
+if TYPE_CHECKING:
+    from airflow_dynamo_lock.protocol.model import Standing
 
 T = TypeVar("T")
 
@@ -26,6 +30,11 @@ class Request:
     action: str
     params: Mapping[str, Any]
     within: float | None = None
+
+
+def in_time(request: Request, seconds: float | None) -> Request:
+    """The request, with so much time to be answered in."""
+    return request if seconds is None else Request(request.action, request.params, seconds)
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,10 @@ class WaitForRoom:
     Answered by the time (monotonic seconds). A woken waiter has to try: only a write decides.
 
     :ivar slots: how many slots the waiter needs.
+    :ivar capacity: of how many; None for one who does not take them and goes by what the lock has.
     :ivar takes: it is about to take them, so those behind it are not woken for the same slots.
+    :ivar place: where it stands in line (`line.py`); None if it does not.
+    :ivar on_place: told where that is in the line, each time that it may have changed.
     """
 
     key: str
@@ -68,6 +80,9 @@ class WaitForRoom:
     takes: bool
     poll_interval: float
     seconds: float | None
+    capacity: int | None = None
+    place: str | None = None
+    on_place: Callable[[Standing], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +109,11 @@ class Stamp:
     def best_ms(self) -> int:
         """Server time where known, else the host's clock."""
         return self.host_ms if self.server_ms is None else self.server_ms
+
+    @property
+    def jitter(self) -> float:
+        """A number from 0…1, as random as the version: so that the pauses of many processes do not fall into step."""
+        return crc32(self.version.encode()) / 2**32
 
 
 Effect = Request | Sleep | WaitForRoom

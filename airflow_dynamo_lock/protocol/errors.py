@@ -31,6 +31,10 @@ class LockLostError(LockError):
     """The lease ended while its holder still counted on it: expired, reclaimed, broken or ending."""
 
 
+class LockNotFoundError(LockError):
+    """There is no record of the lock, and it was to be taken only if there is one."""
+
+
 class LockNotHeldError(LockError):
     """The lease that was to be renewed or broken is not among the holders of the lock."""
 

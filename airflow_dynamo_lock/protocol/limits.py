@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,14 @@ Seconds = float | int | timedelta
 LONGEST = 1e9
 #: No lock has more slots than this.
 MOST_SLOTS = 10**9
+#: The capacity of a lock that is held in shared mode: a semaphore that nobody can exhaust.
+SHARED = MOST_SLOTS
+#: Whose waiting is how urgent: from minus this to this, the larger the sooner.
+MOST_URGENT = 999
+#: Keys that begin like this are the leases by which processes that wait show that they live (`protocol.line`).
+WAITING = "waiting:"
+#: What a transaction of DynamoDB takes: so many locks can be taken together.
+MOST_KEYS = 100
 #: DynamoDB's limit for a partition key, in bytes of UTF-8.
 MAX_KEY_BYTES = 2048
 #: Ours for the id of a lease or of a process. They stand in the record, and in every request about them.
@@ -56,7 +65,27 @@ def checked_key(key: str) -> str:
             f"The lock key {key[:40]!r}… has {size} bytes; DynamoDB takes at most {MAX_KEY_BYTES}: "
             "use a shorter name or a hash."
         )
+    if key.startswith(WAITING):
+        raise LockValueError(
+            f"A lock's key must not begin with {WAITING!r}, as {shown(key)} does: those who wait use such keys."
+        )
     return key
+
+
+def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Keys of locks to be taken together: each one good, none twice, and no more than a transaction takes."""
+    if isinstance(keys, str) or not isinstance(keys, (list, tuple)) or not keys:
+        raise LockValueError(f"A lock needs a key, text or a list of texts, not {shown(keys)}.")
+    for key in keys:
+        checked_key(key)
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise LockValueError(f"The lock keys name {shown(twice)} twice: name each key once.")
+    if len(keys) > MOST_KEYS:
+        raise LockValueError(
+            f"{len(keys)} locks cannot be taken together: a transaction of DynamoDB takes at most {MOST_KEYS}."
+        )
+    return tuple(keys)
 
 
 def checked_id(name: str, text: str) -> str:
@@ -109,6 +138,49 @@ def checked_slots(slots: int, capacity: int) -> None:
         raise LockValueError(f"{slots} slots can never be free in a lock with a capacity of {capacity}.")
 
 
+def checked_mode(mode: str, slots: int, capacity: int) -> tuple[int, int]:
+    """What a claim in that mode takes: slots, and capacity of the lock.
+
+    Who shares takes one slot of a lock that has more than anybody could count; who excludes takes all there is, one of
+    one, or has a semaphore's slots for himself.
+    """
+    if mode not in ("shared", "exclusive"):
+        raise LockValueError(f"mode must be 'shared' or 'exclusive', not {shown(mode)}.")
+    checked_slots(slots, capacity)
+    if mode == "exclusive":
+        return slots, capacity
+    if (slots, capacity) != (1, 1):
+        raise LockValueError(
+            f"A shared lock has no slots to count, so {slots} of {capacity} cannot be taken in shared mode: "
+            "leave slots and capacity out, or the mode."
+        )
+    return 1, SHARED
+
+
+def checked_priority(priority: int) -> int:
+    """How urgent a waiter is: a whole number; 0 is what is usual, and larger is sooner."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MOST_URGENT:
+        raise LockValueError(
+            f"priority must be a whole number from {-MOST_URGENT} to {MOST_URGENT}, not {shown(priority)}."
+        )
+    return priority
+
+
+def checked_flag(name: str, value: bool) -> bool:
+    """True or False, and nothing that only looks like it."""
+    if not isinstance(value, bool):
+        raise LockValueError(f"{name} must be True or False, not {shown(value)}.")
+    return value
+
+
+def checked_map(name: str, value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A map, or nothing."""
+    if value is not None and not isinstance(value, Mapping):
+        # Not what it is: that may be a secret (rule R12).
+        raise LockValueError(f"{name} must be a map, not of type {type(value).__name__}.")
+    return value
+
+
 def checked_whole(name: str, value: int, least: int | None) -> int:
     """A whole number; with a `least`, one of milliseconds, from there to the end of all times."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -126,3 +198,14 @@ def checked_heartbeat(heartbeat: float, lease: float) -> float:
             "lengthen the lease or beat more often, else one lost heartbeat loses the lock."
         )
     return heartbeat
+
+
+def checked_safe_time(safe: float, lease: float) -> float:
+    """Right after a heartbeat, more time must be left than that, or the lease is always in danger."""
+    longest = lease * (1 - MARGIN)
+    if safe >= longest:
+        raise LockValueError(
+            f"A safe_time of {safe:g} s is not less than the {longest:g} s for which a lease of {lease:g} s is good: "
+            "choose a shorter one."
+        )
+    return safe

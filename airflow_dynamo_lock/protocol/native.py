@@ -1,9 +1,10 @@
 """Our own table format: the record of a lock, and each conditional write on it.
 
-The record of the lock `key` is the item ``{key, entry: "lock"}``; other entries may stand beside it under the same
-key. Every write is one `UpdateItem` whose condition is the whole of its safety (rule R1): it names what must still be
-true, never what was read some time before. Every acquire pushes ``expires_at`` ahead, and so does every other write
-whose sender knows the server's time, so that DynamoDB's TTL never comes near a record in use.
+The record of the lock `key` is the item ``{key, entry: "lock"}``; those who wait for it stand beside it, under the same
+key, as ``{key, entry: "waiter/…"}``. Every write to the record is one `UpdateItem` whose condition is the whole of its
+safety (rule R1): it names what must still be true, never what was read some time before. Every acquire pushes
+``expires_at`` ahead, and so does every other write whose sender knows the server's time, so that DynamoDB's TTL never
+comes near a record in use.
 
 A refused write asks for the item as it stands (``ALL_OLD``), so a loser learns in the same request who won (rule R2).
 """
@@ -12,15 +13,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from airflow_dynamo_lock.protocol.attributes import decode, encode
-from airflow_dynamo_lock.protocol.effects import Request, Stamp, T
-from airflow_dynamo_lock.protocol.errors import LockRecordError
-from airflow_dynamo_lock.protocol.limits import LONGEST, MOST_SLOTS, shown
-from airflow_dynamo_lock.protocol.model import Claim, Holder, LockRecord
+from airflow_dynamo_lock.protocol.attributes import encode
+from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Stamp, T
+from airflow_dynamo_lock.protocol.limits import checked_key
+from airflow_dynamo_lock.protocol.model import Change, Claim, Holder, LockRecord, Waiter
+from airflow_dynamo_lock.protocol.places import front_of, next_number
+from airflow_dynamo_lock.protocol.reading import TableReads
+from airflow_dynamo_lock.protocol.records import ATTRIBUTES, WAITER_ENTRY, lock_record, waiter_record
 
 PARTITION_KEY = "key"
 SORT_KEY = "entry"
@@ -30,19 +33,18 @@ LOCK_ENTRY = "lock"
 #: How long an idle record outlives its last write, so that its fencing token is remembered (rule R10).
 RETENTION_MS = 7 * 24 * 3600 * 1000
 
-# The end of the year 9999, epoch milliseconds: what a datetime can show.
-_LAST_MOMENT_MS = 253_402_300_799_999
-# The longest lease that an argument may ask for.
-_LONGEST_MS = round(LONGEST * 1000)
-
 # In `seed`: whether the time that the record's first token was taken from has been compared with the server's. It may
 # come from a host's clock, or from an old estimate; until it is checked, it may be far off, but nobody has heard of a
 # token that is.
 GUESSED, CHECKED = "guessed", "checked"
 
-# By how much the server's time, as two writers estimate it, may differ, milliseconds: the ``Date`` header has whole
+#: By how much the server's time, as two writers estimate it, may differ, milliseconds: the ``Date`` header has whole
 # seconds, and one request more now and then does no harm.
-_OVERTAKEN_MS = 2000
+OVERTAKEN_MS = 2000
+
+#: How old a lock's last token has to be before its record may go, milliseconds. The next one is taken from the time, as
+#: somebody else estimates it: by 3 s behind at most, of a server whose clock may be behind by `max_clock_skew`.
+TOKEN_AGE_MS = 13_000
 
 # A write that takes the lock may arrive after its sender has taken it, by a second attempt, and given it back, and must
 # not take it once more then. So it succeeds only if no holder has gone since it was stamped, or none but the one that
@@ -51,42 +53,85 @@ _NOT_OVERTAKEN = (
     "(attribute_not_exists(#vacated_at) OR #vacated_at <= :no_newer OR #vacated_at = :seen_vacated)"
 )
 
+# A holder that asked for it is not removed before its time (`Claim.min_hold_ms`).
+_HELD_LONG_ENOUGH = "(attribute_not_exists(#holders.#me.#hold_until) OR #holders.#me.#hold_until <= :now)"
+
 _NOT_ENDING = " AND attribute_not_exists(#holders.#me.#ending)"
 
-#: What BatchGetItem takes at most.
-BATCH = 100
+_NONE = Change()
+
 
 # Every attribute is written as a placeholder: several of the names are DynamoDB's reserved words, or may become so.
-_ATTRIBUTES = [
-    "key",
-    "entry",
-    "capacity",
-    "available",
-    "holders",
-    "token",
-    "seed",
-    "vacated_at",
-    "data",
-    "expires_at",
-    "slots",
-    "version",
-    "acquired_at",
-    "renewed_at",
-    "lease_ms",
-    "inside",
-    "ending",
-]
+_PATHS = {f"#{name}": name for name in ATTRIBUTES}
 
 
 @dataclass(frozen=True)
-class NativeFormat:
+class Turn:
+    """What a write that takes a lock says of the line of those who wait (`protocol.line`).
+
+    :ivar condition: what must hold of it.
+    :ivar next: who is first from then on: a place; None if nobody, ``""`` if that does not change.
+    :ivar values: what the condition compares with.
+    """
+
+    condition: str = ""
+    next: str | None = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def set_first(self) -> str:
+        return ", #first = :next_first" if self.next else ""
+
+    @property
+    def remove(self) -> list[str]:
+        return ["#first"] if self.next is None else []
+
+    @property
+    def and_condition(self) -> str:
+        return f" AND {self.condition}" if self.condition else ""
+
+
+#: There is no line: for those who come new and do not overtake.
+NO_LINE = Turn("attribute_not_exists(#first)")
+#: For those who do not mind.
+ANY_LINE = Turn()
+
+
+@dataclass(frozen=True)
+class NativeFormat(TableReads):
     """Builds requests for one lock table and reads its items."""
 
     table: str
+    service: str = field(default="dynamodb", init=False)
+    keys: tuple[tuple[str, str, str], ...] = field(
+        default=((PARTITION_KEY, "HASH", "S"), (SORT_KEY, "RANGE", "S")), init=False
+    )
+    ttl_attribute: str = field(default=TTL_ATTRIBUTE, init=False)
+    has_lines: bool = field(default=True, init=False)
+
+    def checked_key(self, key: str) -> str:
+        """A lock's name: `limits.checked_key`."""
+        return checked_key(key)
+
+    def checked_claim(self, claim: Claim) -> Claim:
+        """Whatever can be claimed, this format has."""
+        return claim
+
+    def checked_set(self) -> None:
+        """Several locks can be taken together."""
+
+    def checked_capacity(self) -> None:
+        """A lock may have any capacity."""
+
+    def carry_out(self, operation: Operation[T]) -> Operation[T]:
+        """All of its requests are DynamoDB's own."""
+        return operation
 
     # -- writes -------------------------------------------------------------------------------------------------
 
-    def take_idle(self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None) -> Request:
+    def take_idle(
+        self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: Turn = NO_LINE
+    ) -> Request:
         """Take a lock that nobody holds, or that never was; `seen` if it was looked at."""
         # A record without `seed` was written by somebody else. It has to have been seen: then it has a token, and we do
         # not seed one.
@@ -95,16 +140,22 @@ class NativeFormat:
             claim.key,
             "SET #holders = :holders, #available = :left, #capacity = :capacity, "
             "#token = if_not_exists(#token, :now) + :one, #seed = if_not_exists(#seed, :state), "
-            "#expires_at = :expires_at" + _data(claim),
+            f"#expires_at = :expires_at{_data(claim.data)}{turn.set_first}"
+            + _remove([*turn.remove, *_no_data(claim.data)]),
             # The size guards a record whose counter somebody damaged: held slots are never overwritten. The types keep
             # off what `record` could not read, so that a damaged record is left as it is.
-            "attribute_not_exists(#key) OR (attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
+            ("" if claim.only_existing else "attribute_not_exists(#key) OR ")
+            + "(attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
             "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)) AND "
+            "(attribute_not_exists(#tickets) OR attribute_type(#tickets, :number)) AND "
+            "(attribute_not_exists(#first) OR attribute_type(#first, :text)) AND "
             f"{'attribute_not_exists(#seed)' if foreign else 'attribute_type(#seed, :text)'} AND "
-            f"#available = #capacity AND size(#holders) = :zero AND {_NOT_OVERTAKEN})",
+            f"#available = #capacity AND size(#holders) = :zero AND {_capacity_may_be(seen)} AND "
+            f"{_NOT_OVERTAKEN}{turn.and_condition})",
             {
                 **_vacated(stamp, seen),
-                ":holders": {claim.lease_id: _holder(claim, stamp)},
+                **_turn_values(turn),
+                ":holders": {claim.lease_id: holder_values(claim, stamp)},
                 ":left": claim.capacity - claim.slots,
                 ":capacity": claim.capacity,
                 ":now": stamp.best_ms,
@@ -119,18 +170,24 @@ class NativeFormat:
             },
         )
 
-    def take_room(self, claim: Claim, stamp: Stamp, seen: LockRecord) -> Request:
-        """Take free slots of a lock that others hold too."""
+    def take_room(
+        self, claim: Claim, stamp: Stamp, seen: LockRecord, turn: Turn = NO_LINE, leave: int = 0
+    ) -> Request:
+        """Take free slots of a lock that others hold too, and `leave` as many for those who are to have them first."""
         return self._write(
             claim.key,
             "SET #holders.#me = :me, #available = #available - :slots, #token = #token + :one, "
-            "#expires_at = :expires_at" + _data(claim),
-            "#available >= :slots AND #capacity = :capacity AND attribute_not_exists(#holders.#me) AND "
-            + _NOT_OVERTAKEN,
+            f"#expires_at = :expires_at{_data(claim.data)}{turn.set_first}"
+            + _remove([*turn.remove, *_no_data(claim.data)]),
+            "#available >= :need AND #capacity = :capacity AND attribute_not_exists(#holders.#me) AND "
+            + _NOT_OVERTAKEN
+            + turn.and_condition,
             {
                 **_vacated(stamp, seen),
-                ":me": _holder(claim, stamp),
+                **_turn_values(turn),
+                ":me": holder_values(claim, stamp),
                 ":slots": claim.slots,
+                ":need": claim.slots + leave,
                 ":capacity": claim.capacity,
                 ":one": 1,
                 ":expires_at": _expiry(stamp, claim.lease_ms),
@@ -139,12 +196,21 @@ class NativeFormat:
             me=claim.lease_id,
         )
 
-    def reclaim(self, claim: Claim, record: LockRecord, dead: Sequence[Holder], stamp: Stamp) -> Request:
-        """Take the place of dead holders, in the same write. Conditional on each one's *version*: one that beat in
-        the meantime is alive and wins (rule R3)."""
+    def reclaim(
+        self,
+        claim: Claim,
+        record: LockRecord,
+        dead: Sequence[Holder],
+        stamp: Stamp,
+        turn: Turn = NO_LINE,
+        leave: int = 0,
+    ) -> Request:
+        """Take the place of dead holders, in the same write, and `leave` slots for those who are to have them first.
+        Conditional on each one's *version*: one that beat in the meantime is alive and wins (rule R3)."""
         names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
         values: dict[str, Any] = {
-            ":me": _holder(claim, stamp),
+            **_turn_values(turn),
+            ":me": holder_values(claim, stamp, took_over=took_over(dead)),
             ":one": 1,
             ":capacity": claim.capacity,
             ":vacated_at": stamp.best_ms,
@@ -155,20 +221,21 @@ class NativeFormat:
         conditions = [f"#holders.#dead{i}.#version = :version{i}" for i in range(len(dead))]
         if len(dead) == len(record.holders):
             # Nobody is left, so the counters start afresh, and the capacity may be another.
-            conditions.append("size(#holders) = :holders")
+            conditions.append(f"size(#holders) = :holders AND {_capacity_may_be(record)}")
             counters = "#available = :left, #capacity = :capacity"
             values |= {":holders": len(dead), ":left": claim.capacity - claim.slots}
         else:
             conditions.append("#capacity = :capacity AND #available >= :need")
             counters = "#available = #available + :net"
             net = sum(holder.slots for holder in dead) - claim.slots
-            values |= {":net": net, ":need": max(0, -net)}
+            # Which may be less than none: there may be fewer slots than are held (`set_capacity`).
+            values |= {":net": net, ":need": leave - net}
         return self._write(
             claim.key,
             f"SET #holders.#me = :me, {counters}, #token = #token + :one, #vacated_at = :vacated_at, "
-            f"#expires_at = :expires_at{_data(claim)} "
-            f"REMOVE {', '.join(f'#holders.#{name}' for name in names)}",
-            " AND ".join([*conditions, "attribute_not_exists(#holders.#me)"]),
+            f"#expires_at = :expires_at{_data(claim.data)}{turn.set_first}"
+            + _remove([*(f"#holders.#{name}" for name in names), *turn.remove, *_no_data(claim.data)]),
+            " AND ".join([*conditions, "attribute_not_exists(#holders.#me)"]) + turn.and_condition,
             values,
             me=claim.lease_id,
             **names,
@@ -181,10 +248,27 @@ class NativeFormat:
         return self._sign_of_life(key, lease_id, lease_ms, stamp, seen)
 
     def heartbeat_unless_ending(
-        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, seen: str | None = None
+        self,
+        key: str,
+        lease_id: str,
+        lease_ms: int,
+        stamp: Stamp,
+        seen: str | None = None,
+        change: Change = _NONE,
     ) -> Request:
         """Show that the holder lives, while the lease has not been abandoned."""
-        return self._sign_of_life(key, lease_id, lease_ms, stamp, seen, condition=_NOT_ENDING)
+        longer = change.lease_ms is not None
+        return self._sign_of_life(
+            key,
+            lease_id,
+            lease_ms,
+            stamp,
+            seen,
+            (", #holders.#me.#lease_ms = :lease_ms" if longer else "") + _data(change.data),
+            _NOT_ENDING + (" AND #holders.#me.#lease_ms <= :lease_ms" if longer else ""),
+            values={":lease_ms": change.lease_ms, ":data": change.data},
+            remove=_no_data(change.data),
+        )
 
     def take_again(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
         """Go on holding what an earlier write of ours took (rule R5). It gets a token of its own: what the earlier
@@ -195,11 +279,12 @@ class NativeFormat:
             claim.lease_ms,
             stamp,
             mine.version,
-            ", #token = #token + :one, #holders.#me.#acquired_at = :acquired_at",
+            ", #token = #token + :one, #holders.#me.#acquired_at = :acquired_at" + _hold(claim),
             " AND #holders.#me.#slots = :slots AND #capacity = :capacity",
             values={
                 ":one": 1,
                 ":acquired_at": stamp.best_ms,
+                ":hold_until": stamp.best_ms + claim.min_hold_ms,
                 ":slots": claim.slots,
                 ":capacity": claim.capacity,
             },
@@ -213,9 +298,10 @@ class NativeFormat:
             claim.lease_ms,
             stamp,
             seen.holders[claim.lease_id].version,
-            ", #token = :token, #seed = :checked, #holders.#me.#acquired_at = :acquired_at",
+            ", #token = :token, #seed = :checked, #holders.#me.#acquired_at = :acquired_at" + _hold(claim),
             " AND #token = :seen_token",
             values={
+                ":hold_until": stamp.best_ms + claim.min_hold_ms,
                 ":token": token,
                 ":seen_token": seen.token,
                 ":checked": CHECKED,
@@ -263,13 +349,13 @@ class NativeFormat:
             slots,
             stamp,
             proven,
-            " AND size(#holders.#me.#inside) = :zero",
-            {":zero": 0, ":checked": CHECKED},
+            f" AND size(#holders.#me.#inside) = :zero AND {_HELD_LONG_ENOUGH}",
+            {":zero": 0, ":checked": CHECKED, ":now": stamp.best_ms},
         )
 
-    def break_(self, key: str, lease_id: str, slots: int, stamp: Stamp) -> Request:
+    def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:
         """Take a lease away from its holder, whoever is inside. For people."""
-        return self._remove(key, lease_id, slots, stamp)
+        return self._remove(key, holder.lease_id, holder.slots, stamp)
 
     def abandon(
         self, key: str, lease_id: str, grace_ms: int, stamp: Stamp, seen: str | None = None
@@ -287,83 +373,237 @@ class NativeFormat:
             values={":ending": True, ":lease_ms": grace_ms},
         )
 
-    # -- reads --------------------------------------------------------------------------------------------------
+    def forget(self, key: str, stamp: Stamp) -> Request:
+        """Delete the record of a lock that nobody holds or waits for, if its last token is old enough."""
+        alone = "#available = #capacity AND size(#holders) = :zero AND attribute_not_exists(#first) AND #token <= :now"
+        write = self._write(key, "", alone, {":zero": 0, ":now": stamp.best_ms - TOKEN_AGE_MS})
+        left_out = ("UpdateExpression", "ReturnValues")
+        return Request(
+            "DeleteItem", {name: value for name, value in write.params.items() if name not in left_out}
+        )
 
-    def get(self, key: str) -> Request:
-        """Read one lock, consistently."""
-        return Request("GetItem", {"TableName": self.table, "Key": _item_key(key), "ConsistentRead": True})
+    def rest(self, key: str, holder: Holder, rest_ms: int, stamp: Stamp) -> Request:
+        """End a lease that is to be held for a while yet (`Claim.min_hold_ms`): it runs out when that is over."""
+        return self._sign_of_life(
+            key,
+            holder.lease_id,
+            rest_ms,
+            stamp,
+            holder.version,
+            ", #holders.#me.#ending = :true, #holders.#me.#resting = :true, #holders.#me.#lease_ms = :lease_ms",
+            " AND size(#holders.#me.#inside) = :zero",
+            values={":true": True, ":lease_ms": rest_ms, ":zero": 0},
+        )
 
-    def batch_get(self, keys: Iterable[str]) -> list[Request]:
-        """Read many locks, 100 in a request, eventually consistent: half the price, and a stale answer only wakes a
-        waiter for nothing or a poll later (rule R11)."""
-        wanted = [_item_key(key) for key in keys]
-        return [
-            Request("BatchGetItem", {"RequestItems": {self.table: {"Keys": wanted[i : i + BATCH]}}})
-            for i in range(0, len(wanted), BATCH)
-        ]
+    def set_capacity(self, key: str, capacity: int | None, seen: LockRecord, stamp: Stamp) -> Request:
+        """Give a semaphore another capacity, held or not, which counts from now on; or, with None, let the claims
+        decide again."""
+        if capacity is None:
+            return self._write(
+                key,
+                "SET #expires_at = :expires_at REMOVE #fixed",
+                "attribute_exists(#fixed)",
+                {":expires_at": _expiry(stamp, 0)},
+            )
+        return self._write(
+            key,
+            "SET #capacity = :capacity, #available = #available + :more, #fixed = :true, #expires_at = :expires_at",
+            # Whoever holds it as a plain or as a shared lock does not count on sharing it like this. Their holders
+            # would have changed the capacity.
+            "#capacity = :seen_capacity AND attribute_type(#available, :number)"
+            + ("" if seen.holders else " AND size(#holders) = :zero"),
+            {
+                ":capacity": capacity,
+                ":more": capacity - seen.capacity,
+                ":seen_capacity": seen.capacity,
+                ":true": True,
+                ":zero": 0,
+                ":number": "N",
+                ":expires_at": _expiry(stamp, 0),
+            },
+        )
 
-    def batch_records(self, output: Mapping[str, Any], server_ms: int | None) -> list[LockRecord]:
-        """The locks in the answer to a `batch_get`. Damaged ones are left out: whoever tries to take them is told."""
-        records = []
-        for item in output.get("Responses", {}).get(self.table, ()):
-            try:
-                records.append(self.record(item, server_ms))
-            except LockRecordError:
-                continue
-        return records
+    def found(self, key: str, capacity: int, stamp: Stamp) -> Request:
+        """Make the record of a lock that was never used, with a capacity that counts."""
+        return self._write(
+            key,
+            "SET #holders = :holders, #available = :capacity, #capacity = :capacity, #fixed = :true, #token = :now, "
+            "#seed = :state, #expires_at = :expires_at",
+            "attribute_not_exists(#key)",
+            {
+                ":holders": {},
+                ":capacity": capacity,
+                ":true": True,
+                ":now": stamp.best_ms,
+                ":state": GUESSED,
+                ":expires_at": _expiry(stamp, 0),
+            },
+        )
 
-    def unprocessed_keys(self, output: Mapping[str, Any]) -> set[str]:
-        """The keys that a `batch_get` did not get to."""
-        left = output.get("UnprocessedKeys", {}).get(self.table, {}).get("Keys", ())
-        return {item[PARTITION_KEY]["S"] for item in left}
+    # -- the line of those who wait -------------------------------------------------------------------------------
 
-    def scan(self, cursor: Mapping[str, Any] | None) -> Request:
-        """Read one page of all locks, from where `cursor` (the last page's ``LastEvaluatedKey``) points."""
+    def draw(self, key: str, priority: int, seen: LockRecord, stamp: Stamp) -> Request:
+        """Draw the next number, and make sure that nobody comes in between before its place is taken."""
+        front = front_of(priority, next_number(seen, stamp))
+        # To lower the mark is always safe: it says that nobody stands before it. Where it is low enough already, it has
+        # to be so still when the number is drawn.
+        lower = seen.first is None or seen.first > front
+        return self._write(
+            key,
+            f"SET #tickets = {'#tickets + :one' if seen.tickets else ':number'}"
+            + (", #first = :front" if lower else ""),
+            f"attribute_exists(#key) AND attribute_{'exists' if seen.tickets else 'not_exists'}(#tickets)"
+            + ("" if lower else " AND #first <= :front"),
+            {":one": 1, ":number": next_number(seen, stamp), ":front": front},
+        )
+
+    def lower(self, key: str, place: str) -> Request:
+        """Say that somebody stands in line at `place`, whom others took for gone."""
+        return self._write(
+            key,
+            "SET #first = :place",
+            "attribute_exists(#key) AND (attribute_not_exists(#first) OR #first > :place)",
+            {":place": place},
+        )
+
+    def stand(self, waiter: Waiter) -> Request:
+        """Take a place in line."""
+        item = {
+            "key": waiter.key,
+            "entry": WAITER_ENTRY + waiter.place,
+            **{name: getattr(waiter, name) for name in _WAITER_PLAIN},
+            "since": waiter.since_ms,
+            # DynamoDB deletes it some day, should nobody else.
+            "expires_at": (waiter.since_ms + RETENTION_MS) // 1000,
+            **{name: value for name, value in _waiter_optional(waiter).items() if value},
+        }
+        encoded = {name: encode(value) for name, value in item.items()}
+        return Request("PutItem", {"TableName": self.table, "Item": encoded})
+
+    def hand_place(self, key: str, place: str, stamp: Stamp) -> Request:
+        """Leave a place to another process, which may soon go on in it; if none does, it is a dead one's."""
+        stamped = stamp.server_ms is not None
+        return self._write(
+            key,
+            "SET #version = :version"
+            + (", #renewed_at = :renewed_at" if stamped else "")
+            + " REMOVE #process"
+            + ("" if stamped else ", #renewed_at"),
+            "attribute_exists(#key)",
+            {":version": stamp.version, ":renewed_at": stamp.server_ms},
+            entry=WAITER_ENTRY + place,
+        )
+
+    def step_out(self, key: str, place: str) -> Request:
+        """Leave the line."""
+        item_key = {PARTITION_KEY: encode(key), SORT_KEY: encode(WAITER_ENTRY + place)}
+        return Request("DeleteItem", {"TableName": self.table, "Key": item_key})
+
+    def line(self, key: str, limit: int | None, cursor: Mapping[str, Any] | None) -> Request:
+        """Read a lock, consistently, and then those who wait for it, in their order; from `cursor` (the last page's
+        ``LastEvaluatedKey``) on."""
+        values = {":key": key, ":lock": LOCK_ENTRY, ":last": WAITER_ENTRY + _LAST_PLACE}
         params: dict[str, Any] = {
             "TableName": self.table,
-            "FilterExpression": "#entry = :lock",
-            "ExpressionAttributeNames": {"#entry": SORT_KEY},
-            "ExpressionAttributeValues": {":lock": encode(LOCK_ENTRY)},
+            "KeyConditionExpression": "#key = :key AND #entry BETWEEN :lock AND :last",
+            "ExpressionAttributeNames": {"#key": PARTITION_KEY, "#entry": SORT_KEY},
+            "ExpressionAttributeValues": {name: encode(value) for name, value in values.items()},
+            "ConsistentRead": True,
+            **({"Limit": limit} if limit else {}),
+            **({"ExclusiveStartKey": cursor} if cursor else {}),
+        }
+        return Request("Query", params)
+
+    def lock_in(self, reply: Reply) -> LockRecord | None:
+        """The lock in the answer to a `line`, from its beginning."""
+        for item in reply.output.get("Items", ())[:1]:
+            if item[SORT_KEY] == encode(LOCK_ENTRY):
+                return self.record(item, reply.server_ms)
+        return None
+
+    def waiters(self, output: Mapping[str, Any]) -> list[Waiter]:
+        """Those in the answer to a `line`. What does not describe one is left out: nobody has to wait for it."""
+        found = []
+        for item in output.get("Items", ()):
+            if item[SORT_KEY] == encode(LOCK_ENTRY):
+                continue
+            try:
+                found.append(waiter_record(item))
+            except (TypeError, ValueError, RecursionError):
+                continue
+        return found
+
+    # -- several locks at once ----------------------------------------------------------------------------------------
+
+    def transaction(self, requests: Sequence[Request]) -> Request:
+        """Carry out all of these writes, or none. A refusal shows for each what it would have shown alone."""
+        items = []
+        for request in requests:
+            params = {name: value for name, value in request.params.items() if name != "ReturnValues"}
+            items.append({request.action.removesuffix("Item"): params})
+        return Request("TransactWriteItems", {"TransactItems": items})
+
+    def draw_exactly(self, claim: Claim, seen: LockRecord | None, stamp: Stamp) -> Request:
+        """Draw the number that comes after those that were seen, and no other; also for a lock never used before."""
+        number = next_number(seen, stamp)
+        front = front_of(claim.priority, number)
+        values = {":number": number, ":front": front}
+        if seen is None:
+            return self._write(
+                claim.key,
+                "SET #holders = :holders, #available = :capacity, #capacity = :capacity, #token = :now, "
+                "#seed = :state, #expires_at = :expires_at, #tickets = :number, #first = :front",
+                "attribute_not_exists(#key)",
+                {
+                    **values,
+                    ":holders": {},
+                    ":capacity": claim.capacity,
+                    ":now": stamp.best_ms,
+                    ":state": GUESSED,
+                    ":expires_at": _expiry(stamp, 0),
+                },
+            )
+        lower = seen.first is None or seen.first > front
+        return self._write(
+            claim.key,
+            "SET #tickets = :number" + (", #first = :front" if lower else ""),
+            (
+                "#tickets = :drawn"
+                if seen.tickets
+                else "attribute_exists(#key) AND attribute_not_exists(#tickets)"
+            )
+            + ("" if lower else " AND #first <= :front"),
+            {**values, ":drawn": seen.tickets},
+        )
+
+    # -- reads --------------------------------------------------------------------------------------------------
+
+    def item_key(self, key: str) -> Mapping[str, Any]:
+        """See `TableReads`."""
+        return _item_key(key)
+
+    def name_of(self, item: Mapping[str, Any]) -> str:
+        """See `TableReads`."""
+        return str(item[PARTITION_KEY]["S"])
+
+    def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request:
+        """Read one page of all locks, from where `cursor` (the last page's ``LastEvaluatedKey``) points; show those
+        whose keys begin with the prefix."""
+        names, values = {"#entry": SORT_KEY}, {":lock": LOCK_ENTRY}
+        if prefix:
+            names, values = {**names, "#key": PARTITION_KEY}, {**values, ":prefix": prefix}
+        params: dict[str, Any] = {
+            "TableName": self.table,
+            "FilterExpression": "#entry = :lock" + (" AND begins_with(#key, :prefix)" if prefix else ""),
+            "ExpressionAttributeNames": names,
+            "ExpressionAttributeValues": {name: encode(value) for name, value in values.items()},
             "ConsistentRead": True,
         }
         return Request("Scan", params | ({"ExclusiveStartKey": cursor} if cursor else {}))
 
     def record(self, item: Mapping[str, Any], server_ms: int | None) -> LockRecord:
-        """The lock that an item describes. Attributes that we do not know are let be.
-
-        :raises LockRecordError: it does not describe one.
-        """
-        try:
-            values = {name: decode(attribute) for name, attribute in item.items() if name in _ATTRIBUTES}
-            record = LockRecord(
-                key=_typed(values, "key", str),
-                capacity=_typed(values, "capacity", int),
-                available=_typed(values, "available", int),
-                holders={
-                    name: _read_holder(name, each) for name, each in _typed(values, "holders", dict).items()
-                },
-                token=_typed(values, "token", int),
-                seed=_typed(values, "seed", str) if "seed" in values else None,
-                vacated_at_ms=_whole(values, "vacated_at", 0, _LAST_MOMENT_MS)
-                if "vacated_at" in values
-                else None,
-                data=_typed(values, "data", dict) if "data" in values else None,
-                # Whatever stands there, the next write replaces it.
-                expires_at=values["expires_at"] if isinstance(values.get("expires_at"), int) else None,
-                read_at_ms=server_ms,
-            )
-            held = sum(holder.slots for holder in record.holders.values())
-            if record.available + held != record.capacity:
-                raise ValueError(
-                    f"{record.available} slots available and {held} held do not make its capacity of {record.capacity}"
-                )
-        except (TypeError, ValueError, RecursionError) as wrong:
-            name, why = item.get(PARTITION_KEY, {}).get("S", "?"), str(wrong)
-            raise LockRecordError(
-                f"The record of the lock {name!r} in table {self.table!r} is damaged ({why}); "
-                "it was left as it is: mend it, or delete the item once you know that nobody works under this lock."
-            ) from wrong
-        return record
+        """`records.lock_record` of an item of this table."""
+        return lock_record(item, self.table, server_ms)
 
     # -- how they are put together ------------------------------------------------------------------------------
 
@@ -377,13 +617,14 @@ class NativeFormat:
         update: str = "",
         condition: str = "",
         values: Mapping[str, Any] | None = None,
+        remove: Sequence[str] = (),
         **names: str,
     ) -> Request:
         """A write that gives the lease a new version.
 
         It may arrive long after its sender has given it up, when the lease has been renewed since. It must not put its
         old stamp in the place of a newer one, or a live holder would look dead: it succeeds only if the stamp there is
-        no newer than its own, to within `_OVERTAKEN_MS`, by which two writers' estimates may differ; or, where that
+        no newer than its own, to within `OVERTAKEN_MS`, by which two writers' estimates may differ; or, where that
         cannot be told, if the version is still the one `seen`.
 
         A writer that does not know the server's time, because no answer tells it, *removes* the stamp of the one
@@ -399,13 +640,13 @@ class NativeFormat:
             "SET #holders.#me.#version = :version"
             + (", #expires_at = :expires_at, #holders.#me.#renewed_at = :renewed_at" if stamped else "")
             + update
-            + ("" if stamped else " REMOVE #holders.#me.#renewed_at"),
+            + _remove([*([] if stamped else ["#holders.#me.#renewed_at"]), *remove]),
             "attribute_exists(#holders.#me)" + order + condition,
             {
                 ":version": stamp.version,
                 ":expires_at": _expiry(stamp, lease_ms),
                 ":renewed_at": stamp.server_ms,
-                ":no_newer": stamp.best_ms + _OVERTAKEN_MS,
+                ":no_newer": stamp.best_ms + OVERTAKEN_MS,
                 ":seen": seen,
                 **(values or {}),
             },
@@ -439,22 +680,26 @@ class NativeFormat:
         )
 
     def _write(
-        self, key: str, update: str, condition: str, values: Mapping[str, Any], **names: str
+        self,
+        key: str,
+        update: str,
+        condition: str,
+        values: Mapping[str, Any],
+        entry: str = LOCK_ENTRY,
+        **names: str,
     ) -> Request:
         # DynamoDB refuses names and values that the expressions do not use, so only those used are sent.
         used = _placeholders(f"{update} {condition}")
-        paths = {f"#{name}": name for name in _ATTRIBUTES} | {
-            f"#{alias}": name for alias, name in names.items()
-        }
+        paths = {alias: names.get(alias[1:]) or _PATHS[alias] for alias in used if alias[0] == "#"}
         sent = {alias: encode(value) for alias, value in values.items() if alias in used}
         return Request(
             "UpdateItem",
             {
                 "TableName": self.table,
-                "Key": _item_key(key),
+                "Key": _item_key(key, entry),
                 "UpdateExpression": update,
                 "ConditionExpression": condition,
-                "ExpressionAttributeNames": {alias: name for alias, name in paths.items() if alias in used},
+                "ExpressionAttributeNames": paths,
                 **({"ExpressionAttributeValues": sent} if sent else {}),
                 "ReturnValues": "ALL_NEW",
                 "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
@@ -467,16 +712,43 @@ def _placeholders(expressions: str) -> frozenset[str]:
     return frozenset(re.findall(r"[#:]\w+", expressions))
 
 
-def _item_key(key: str) -> dict[str, Any]:
-    return {PARTITION_KEY: encode(key), SORT_KEY: encode(LOCK_ENTRY)}
+def _item_key(key: str, entry: str = LOCK_ENTRY) -> dict[str, Any]:
+    return {PARTITION_KEY: encode(key), SORT_KEY: encode(entry)}
 
 
-def _data(claim: Claim) -> str:
-    return "" if claim.data is None else ", #data = :data"
+def _remove(paths: Sequence[str]) -> str:
+    return f" REMOVE {', '.join(paths)}" if paths else ""
+
+
+def _turn_values(turn: Turn) -> dict[str, Any]:
+    return {**turn.values, ":next_first": turn.next}
+
+
+def _capacity_may_be(seen: LockRecord | None) -> str:
+    """That an idle lock may have another capacity: not if somebody has set it."""
+    return "#capacity = :capacity" if seen is not None and seen.fixed else "attribute_not_exists(#fixed)"
+
+
+def took_over(dead: Iterable[Holder]) -> bool:
+    """Whether one of them may have died at work."""
+    return any(not holder.resting for holder in dead)
+
+
+def _data(data: Mapping[str, Any] | None) -> str:
+    return ", #data = :data" if data else ""
+
+
+def _no_data(data: Mapping[str, Any] | None) -> list[str]:
+    """What is to be removed: an empty map takes the place of none (None is to leave it)."""
+    return ["#data"] if data is not None and not data else []
+
+
+def _hold(claim: Claim) -> str:
+    return ", #holders.#me.#hold_until = :hold_until" if claim.min_hold_ms else ""
 
 
 def _vacated(stamp: Stamp, seen: LockRecord | None) -> dict[str, int]:
-    no_newer = stamp.best_ms + _OVERTAKEN_MS
+    no_newer = stamp.best_ms + OVERTAKEN_MS
     vacated_at_ms = None if seen is None else seen.vacated_at_ms
     return {":no_newer": no_newer, ":seen_vacated": no_newer if vacated_at_ms is None else vacated_at_ms}
 
@@ -485,7 +757,8 @@ def _expiry(stamp: Stamp, lease_ms: int) -> int:
     return (stamp.best_ms + lease_ms + RETENTION_MS) // 1000
 
 
-def _holder(claim: Claim, stamp: Stamp) -> dict[str, Any]:
+def holder_values(claim: Claim, stamp: Stamp, *, took_over: bool = False) -> dict[str, Any]:
+    """What the record shows of a holder."""
     about = dict(claim.about) | ({"attempt_of": claim.attempt_of} if claim.attempt_of else {})
     return {
         "owner": claim.owner,
@@ -497,64 +770,22 @@ def _holder(claim: Claim, stamp: Stamp) -> dict[str, Any]:
         "inside": {},
         # In a process's first write the host's clock: nobody hears of the grant before a `Date` has confirmed it.
         "renewed_at": stamp.best_ms,
+        **({"hold_until": stamp.best_ms + claim.min_hold_ms} if claim.min_hold_ms else {}),
+        **({"took_over": True} if took_over else {}),
         **({"about": about} if about else {}),
     }
 
 
-def _read_holder(lease_id: str, values: Any) -> Holder:
-    if not isinstance(values, dict):
-        raise TypeError(f"the holder {shown(lease_id)} is {_kind(values)}, not a map")
-    lease_ms = _whole(values, "lease_ms", 1, _LONGEST_MS)
-    if values.get("ending", True) is not True:
-        raise ValueError(
-            "its attribute 'ending' is neither true nor missing"
-        )  # conditions ask if it is there
-    inside = _typed(values, "inside", dict)
-    return Holder(
-        lease_id=lease_id,
-        owner=_typed(values, "owner", str),
-        slots=_whole(values, "slots", 1, MOST_SLOTS),
-        lease_ms=lease_ms,
-        grace_ms=_whole(values, "grace_ms", 1, _LONGEST_MS) if "grace_ms" in values else lease_ms,
-        version=_typed(values, "version", str),
-        acquired_at_ms=_whole(values, "acquired_at", 0, _LAST_MOMENT_MS),
-        renewed_at_ms=None
-        if values.get("renewed_at") is None
-        else _whole(values, "renewed_at", 0, _LAST_MOMENT_MS),
-        inside={process: _whole(inside, process, 0, _LAST_MOMENT_MS) for process in inside},
-        ending="ending" in values,
-        about=_typed(values, "about", dict) if "about" in values else {},
-    )
+# After all places.
+_LAST_PLACE = "~"
+
+_WAITER_PLAIN = ("lease_id", "owner", "slots", "capacity", "priority", "version")
 
 
-def _whole(values: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    value = _typed(values, name, int)
-    if not least <= value <= most:
-        raise ValueError(f"its attribute {shown(name)} is {shown(value)}, not from {least} to {most}")
-    return value
-
-
-def _typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    if name not in values:
-        raise ValueError(f"its attribute {shown(name)} is missing")
-    value = values[name]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        # Not what it is: it may be somebody's data (rule R12).
-        raise TypeError(f"its attribute {shown(name)} is {_kind(value)}, not {_KINDS[kind]}")
-    return value
-
-
-def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), f"of type {type(value).__name__}")
-
-
-_KINDS: Mapping[type, str] = {
-    bool: "a truth value",
-    bytes: "binary",
-    dict: "a map",
-    float: "a fraction",
-    int: "a whole number",
-    list: "a list or a set",
-    str: "text",
-    type(None): "null",
-}
+def _waiter_optional(waiter: Waiter) -> dict[str, Any]:
+    return {
+        "until": waiter.until_ms,
+        "process": waiter.process,
+        "renewed_at": waiter.renewed_at_ms,
+        "about": dict(waiter.about),
+    }

@@ -12,6 +12,7 @@ wins.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 from airflow_dynamo_lock.protocol.effects import Reply
@@ -44,7 +45,8 @@ class Observer:
                 since = reply.received_at
             now[lease_id] = (holder.version, since)
             # … up to when the question that found it unchanged was *sent*: the answer is no older than that.
-            if (reply.sent_at - since) * 1000 >= holder.lease_ms or self._outlived(holder, reply.server_ms):
+            silent = holder.lease_ms > 0 and (reply.sent_at - since) * 1000 >= holder.lease_ms
+            if silent or self._outlived(holder, reply.server_ms):
                 dead.append(holder)
         if now:
             self._first_seen[record.key] = now
@@ -52,7 +54,28 @@ class Observer:
                 self._first_seen.popitem(last=False)
         return dead
 
+    def next_death(self, record: LockRecord, reply: Reply) -> float:
+        """When the first of those that `see` has just found alive is dead, if it stays silent: monotonic seconds."""
+        deaths = [math.inf]
+        for lease_id, (_, since) in self._first_seen.get(record.key, {}).items():
+            holder = record.holders[lease_id]
+            if holder.lease_ms > 0:
+                deaths.append(since + holder.lease_ms / 1000)
+            if reply.server_ms is not None and (end_ms := self._end_ms(holder)) is not None:
+                left_ms = end_ms - reply.server_ms
+                deaths.append(reply.received_at + left_ms / 1000 + 1)  # a `Date` has whole seconds
+        return min(death for death in deaths if death > reply.sent_at)
+
     def _outlived(self, holder: Holder, server_ms: int | None) -> bool:
-        if server_ms is None or holder.renewed_at_ms is None:
-            return False
-        return server_ms > holder.renewed_at_ms + holder.lease_ms + self.max_clock_skew_ms
+        end_ms = self._end_ms(holder)
+        return server_ms is not None and end_ms is not None and server_ms > end_ms
+
+    def _end_ms(self, holder: Holder) -> int | None:
+        """After which time of the server's a holder is dead; None if that cannot be told."""
+        if holder.expires_at_ms is not None:  # by his own clock, which may be behind
+            return holder.expires_at_ms + self.max_clock_skew_ms
+        if holder.renewed_at_ms is None:
+            return None
+        # Nobody works any more under a lease that only rests.
+        skew_ms = 0 if holder.resting else self.max_clock_skew_ms
+        return holder.renewed_at_ms + holder.lease_ms + skew_ms

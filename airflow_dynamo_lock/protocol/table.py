@@ -1,16 +1,15 @@
-"""The DynamoDB table that the locks live in: make it, wait for it, check it."""
+"""The DynamoDB table that the locks live in: make it, wait for it, check it. A bucket of S3 is only looked at."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep
-from airflow_dynamo_lock.protocol.errors import LockError, LockTableError
-from airflow_dynamo_lock.protocol.native import PARTITION_KEY, SORT_KEY, TTL_ATTRIBUTE
+from airflow_dynamo_lock.protocol.errors import LockError, LockTableError, LockValueError
+from airflow_dynamo_lock.protocol.formats.base import Format
 
-_WANTED = [(PARTITION_KEY, "HASH", "S"), (SORT_KEY, "RANGE", "S")]
 _PAUSE = 0.5
 
 
@@ -26,54 +25,74 @@ class TtlOffError(LockTableError):
     """The table keeps the records of forgotten locks for ever."""
 
 
-def create(table: str, *, now: float, timeout: float) -> Operation[None]:
-    """Make the lock table (on-demand, TTL on), wait until it can be used, and check it. One that exists is let be.
+def create(format: Format, *, now: float, timeout: float, streams: bool = False) -> Operation[None]:
+    """Make the lock table (on-demand, TTL on if the format has any), wait until it can be used, and check it. One that
+    exists is let be.
 
-    :raises LockTableError: it is not active within `timeout` seconds, or there is one with other keys.
+    :param streams: with a stream, for quick hand-over.
+    :raises LockTableError: it is not active within `timeout` seconds, or there is one with other keys, or without the
+        stream.
+    :raises LockValueError: the locks are in a bucket.
     """
+    table = format.table
+    if not format.keys:
+        raise LockValueError(
+            f"The locks are objects in the bucket {table!r}: make it as you make your other buckets."
+        )
     with suppress(TableExistsError):
-        now = (yield _create_request(table)).received_at
+        now = (yield _create_request(format, streams)).received_at
     yield from _active(table, now=now, timeout=timeout)
     try:
-        yield from check(table)
+        yield from check(format)
     except TtlOffError:
-        specification = {"Enabled": True, "AttributeName": TTL_ATTRIBUTE}
+        specification = {"Enabled": True, "AttributeName": format.ttl_attribute}
         try:
             yield Request("UpdateTimeToLive", {"TableName": table, "TimeToLiveSpecification": specification})
         except LockError as failure:
             try:
-                yield from check(table)  # somebody else, who makes the table just now, was quicker
+                yield from check(format)  # somebody else, who makes the table just now, was quicker
             except TtlOffError:
                 raise failure from None
+    if streams and stream_arn((yield from describe(table))) is None:
+        raise LockTableError(
+            f"The lock table {table!r} exists already, without a stream: enable one with the view type KEYS_ONLY "
+            "(aws dynamodb update-table --stream-specification)."
+        )
 
 
-def check(table: str) -> Operation[Mapping[str, Any]]:
-    """Make sure that the table can hold locks; return what `DescribeTable` says of it.
+def check(format: Format) -> Operation[Mapping[str, Any]]:
+    """Make sure that the table can hold locks; return what `DescribeTable` says of it, or `ListObjectsV2` of a bucket.
 
     :raises LockTableError: it is missing, not active, has other keys, or expires records by another attribute.
     """
+    table = format.table
+    if not format.keys:
+        listed: Reply = yield Request("ListObjectsV2", {"Bucket": table, "MaxKeys": 1})
+        return listed.output
     described = yield from describe(table)
     if described["TableStatus"] not in ("ACTIVE", "UPDATING"):
         raise LockTableError(
             f"The lock table {table!r} is {described['TableStatus']}, not ACTIVE: wait until it is."
         )
     found = _keys(described)
-    if found != _WANTED:
+    if found != list(format.keys):
         raise LockTableError(
-            f"The table {table!r} is not a lock table: its keys should be {_show(_WANTED)}, but they are "
+            f"The table {table!r} is not a lock table: its keys should be {_show(format.keys)}, but they are "
             f"{_show(found)}. Choose another name, or create the table with client.create_table()."
         )
+    if format.ttl_attribute is None:
+        return described
     reply: Reply = yield Request("DescribeTimeToLive", {"TableName": table})
     ttl = reply.output["TimeToLiveDescription"]
     if ttl.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
         raise TtlOffError(
             f"The lock table {table!r} never removes the records of locks that nobody uses any more: "
-            f"enable time to live on the attribute {TTL_ATTRIBUTE!r}, as client.create_table() does."
+            f"enable time to live on the attribute {format.ttl_attribute!r}, as client.create_table() does."
         )
-    if ttl.get("AttributeName") != TTL_ATTRIBUTE:
+    if ttl.get("AttributeName") != format.ttl_attribute:
         raise LockTableError(
             f"The table {table!r} expires records by the attribute {ttl.get('AttributeName')!r}, "
-            f"where a lock table uses {TTL_ATTRIBUTE!r}: choose another table."
+            f"where a lock table uses {format.ttl_attribute!r}: choose another table."
         )
     return described
 
@@ -83,6 +102,13 @@ def describe(table: str) -> Operation[Mapping[str, Any]]:
     reply: Reply = yield Request("DescribeTable", {"TableName": table})
     described: Mapping[str, Any] = reply.output["Table"]
     return described
+
+
+def stream_arn(described: Mapping[str, Any]) -> str | None:
+    """The table's stream, of what `describe` says; None if there is none that is enabled."""
+    enabled = described.get("StreamSpecification", {}).get("StreamEnabled")
+    arn: str | None = described.get("LatestStreamArn") if enabled else None
+    return arn
 
 
 def _active(table: str, *, now: float, timeout: float) -> Operation[None]:
@@ -101,16 +127,18 @@ def _active(table: str, *, now: float, timeout: float) -> Operation[None]:
         now = yield Sleep(_PAUSE)
 
 
-def _create_request(table: str) -> Request:
+def _create_request(format: Format, streams: bool) -> Request:
+    stream = {"StreamSpecification": {"StreamEnabled": True, "StreamViewType": "KEYS_ONLY"}}
     return Request(
         "CreateTable",
         {
-            "TableName": table,
+            "TableName": format.table,
             "AttributeDefinitions": [
-                {"AttributeName": name, "AttributeType": kind} for name, _, kind in _WANTED
+                {"AttributeName": name, "AttributeType": kind} for name, _, kind in format.keys
             ],
-            "KeySchema": [{"AttributeName": name, "KeyType": role} for name, role, _ in _WANTED],
+            "KeySchema": [{"AttributeName": name, "KeyType": role} for name, role, _ in format.keys],
             "BillingMode": "PAY_PER_REQUEST",
+            **(stream if streams else {}),
         },
     )
 
@@ -125,6 +153,6 @@ def _keys(described: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _show(keys: list[tuple[str, str, str]]) -> str:
+def _show(keys: Sequence[tuple[str, str, str]]) -> str:
     roles = {"HASH": "partition key", "RANGE": "sort key"}
     return " and ".join(f"{roles.get(role, role)} {name!r} ({kind})" for name, role, kind in keys)

@@ -1,20 +1,34 @@
 """Many waiters, one poller (rule R11): who waits for what, what to read, and whom to wake.
 
 Each process has one `Watch` per table. Its poller reads all the keys that anybody here waits for, 100 in a request,
-and wakes only waiters whose lock came free, in the order they came, and no more of them than there is room for.
+and wakes only waiters whose lock came free, in the order in which they stand in line, and no more of them than there is
+room for. Those who are far from the head of their line are looked after less often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from airflow_dynamo_lock.protocol.capacity import could_take, room
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Sleep, WaitForRoom
-from airflow_dynamo_lock.protocol.errors import LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import LockError, LockUnavailableError
+from airflow_dynamo_lock.protocol.formats.base import Format
+from airflow_dynamo_lock.protocol.holding import log
+from airflow_dynamo_lock.protocol.line import Line, standings
 from airflow_dynamo_lock.protocol.model import LockRecord
-from airflow_dynamo_lock.protocol.native import NativeFormat
-from airflow_dynamo_lock.protocol.operations import log, room
+from airflow_dynamo_lock.protocol.places import in_class, number_of
 from airflow_dynamo_lock.protocol.staleness import Observer
+
+# Who stands so many places from the head of a line, or more, is looked after only every so many polls.
+_NEAR, _SELDOM = 3, 4
+# For so many polls those further back leave it to the first in line to take what is free. He may have gone.
+_PATIENT = 2
+# How much longer the poller waits while the table's stream tells it what has changed: times its interval, and seconds
+# at most. It goes on, for what a stream may have lost.
+_CALMER = 10
+_CALMEST = 30.0
 
 
 @dataclass(eq=False)
@@ -44,26 +58,46 @@ class Sight:
 
 @dataclass
 class Watch:
-    """The waiters of one process on one table. The driver guards it against concurrent use."""
+    """The waiters of one process on one table. The driver guards it against concurrent use.
 
-    format: NativeFormat
+    :ivar hurry: wakes the poller; the driver sets it.
+    """
+
+    format: Format
     observer: Observer
+    line: Line
     tickets: dict[str, list[Ticket]] = field(default_factory=dict)
     sights: dict[str, list[Sight]] = field(default_factory=dict)
+    hurry: Callable[[], None] = field(default=lambda: None)
     _pace: float = field(default=0.0, init=False)
+    # Of each key: polls since it was read, polls between two reads, and what was seen of its line when last told.
+    _rounds: dict[str, int] = field(default_factory=dict, init=False)
+    _pause: dict[str, int] = field(default_factory=dict, init=False)
+    _told: dict[str, object] = field(default_factory=dict, init=False)
+    # What was free when it was last read, and for how many polls nobody has taken it.
+    _unused: dict[str, tuple[object, int]] = field(default_factory=dict, init=False)
+    # What the stream has told, and up to when it has told all; when each lock should be looked at for a dead holder.
+    _changed: set[str] = field(default_factory=set, init=False)
+    _heard_at: float = field(default=-math.inf, init=False)
+    _due: dict[str, float] = field(default_factory=dict, init=False)
+    _now: float = field(default=0.0, init=False)
+    _polled_at: float = field(default=-math.inf, init=False)
 
     def add(self, place: Ticket | Sight) -> bool:
         """Take a place at the end of the key's queue. True if the poller, should it be asleep, sleeps too long."""
         if isinstance(place, Ticket):
             self.tickets.setdefault(place.wants.key, []).append(place)
-            return place.wants.poll_interval < self._pace
+            return self._look_again({place.wants.key}) or place.wants.poll_interval < self._pace
         self.sights.setdefault(place.key, []).append(place)
-        return place.poll_interval < self._pace
+        return self._look_again({place.key}) or place.poll_interval < self._pace
 
     def remove(self, place: Ticket | Sight) -> None:
         """Give the place up; a key that nobody looks at is no longer read."""
         if isinstance(place, Ticket):
             _drop(self.tickets, place.wants.key, place)
+            if place.wants.key not in self.tickets:
+                for each in (self._rounds, self._pause, self._told, self._unused):
+                    each.pop(place.wants.key, None)
         else:
             _drop(self.sights, place.key, place)
 
@@ -84,35 +118,111 @@ class Watch:
             processes do not fall into step.
         """
         while self:
-            self._pace = self.interval
-            yield Sleep(self._pace * (1 + jitter() / 4))
-            for request in self.format.batch_get(self.tickets.keys() | self.sights.keys()):
-                keys = {
-                    each["key"]["S"] for each in request.params["RequestItems"][self.format.table]["Keys"]
-                }
+            wanted, consistent = yield from self._next(jitter)
+            for request in self.format.batch_get(wanted, consistent=consistent):
+                keys = self.format.asked_for(request)
                 try:
                     reply: Reply = yield request
                 except LockUnavailableError as unavailable:
                     log.warning("Cannot see the locks that are waited for, trying again: %s", unavailable)
+                    self._look_again(keys)
                     continue
                 except Exception as failure:  # also one that nobody has thought of: none may wait for ever
                     self.fail(failure)
                     continue
+                self._now = reply.received_at
                 records = {
                     each.key: each for each in self.format.batch_records(reply.output, reply.server_ms)
                 }
-                for key in keys - self.format.unprocessed_keys(reply.output):
+                unprocessed = self.format.unprocessed_keys(reply.output)
+                self._look_again(unprocessed)
+                for key in keys - unprocessed:
                     self._seen(key, records.get(key), reply)
+                    yield from self._tell_places(key, records.get(key))
+
+    def _near(self) -> set[str]:
+        """The keys to read in a poll. Where nobody here is near the head of the line, not in each."""
+        near = set(self.sights)
+        for key in self.tickets:
+            self._rounds[key] = self._rounds.get(key, 0) + 1
+            if self._rounds[key] >= self._pause.get(key, 1):
+                self._rounds[key] = 0
+                near.add(key)
+        return near
+
+    def _tell_places(self, key: str, record: LockRecord | None) -> Operation[None]:
+        """Tell those who want to know where they stand, if that may have changed."""
+        told = [each for each in self.tickets.get(key, ()) if each.wants.on_place and each.wants.place]
+        now = None if record is None else (record.token, record.tickets, record.first)
+        if not told or self._told.get(key) == now:
+            return
+        try:
+            waiters = yield from self.line.everybody(key)
+        except LockError as failure:
+            log.debug("Cannot see who waits for the lock %r: %s", key, failure)
+            return
+        self._told[key] = now
+        where_is = standings(waiters)
+        for ticket in told:
+            where = where_is.get(ticket.wants.place or "")
+            if where is not None and ticket.wants.on_place:
+                ticket.wants.on_place(where)
+
+    # -- the table's stream, where one is read (`streams.py`) ---------------------------------------------------
+
+    def changed(self, keys: Iterable[str] | None = None) -> None:
+        """Read these keys now, as far as anybody here looks at them; all of them by default."""
+        watched = self.tickets.keys() | self.sights.keys()
+        self._changed |= watched if keys is None else watched & set(keys)
+        if self._changed:
+            self.hurry()
+
+    def heard(self, until: float | None) -> None:
+        """All changes up to then, monotonic seconds, have been told. None: the stream tells nothing any more."""
+        if until is None and self._heard_at > -math.inf:
+            self.hurry()
+        self._heard_at = -math.inf if until is None else until
+
+    def _look_again(self, keys: set[str]) -> bool:
+        """Have keys read of whose last change nobody will tell: it may have been told before anybody wanted to know, or
+        could not be read then. False if they are read anyway, because there is no stream."""
+        if self._heard_at == -math.inf:
+            return False
+        self._changed |= keys
+        return True
+
+    def _next(self, jitter: Callable[[], float]) -> Operation[tuple[set[str], bool]]:
+        """Sleep until there is something to read: the keys, and whether an old answer will not do."""
+        while True:
+            self._pace = self.interval
+            due = min(self._due.values(), default=math.inf) - self._now
+            now = yield Sleep(max(0.0, min(self._pace * (1 + jitter() / 4), due)))
+            watched = self.tickets.keys() | self.sights.keys()
+            # Nobody writes to say that a holder has died.
+            changed = self._changed | {key for key, at in self._due.items() if at <= now}
+            self._due = {key: at for key, at in self._due.items() if at > now and key in self.tickets}
+            self._changed, self._now = set(), now
+            hears = now - self._heard_at <= self._pace
+            calm = max(self._pace, min(self._pace * _CALMER, _CALMEST))
+            if not (watched and hears and now - self._polled_at < calm):
+                self._polled_at = now
+                return self._near() | (changed & watched), bool(changed)
+            if changed & watched:
+                return changed & watched, True
 
     def ended(self, key: str, lease_id: str) -> None:
-        """This process has just ended a lease: who keeps it here need not wait for a poll to know.
+        """This process has just ended a lease: who keeps it here need not wait for a poll to know. Nor need the first
+        of those here who stand in line: if he is the next, nobody may be quicker.
 
-        The waiters here do wait for it. Woken at once, they would always be quicker than those in other processes, and
+        The others here do wait for it. Woken at once, they would always be quicker than those in other processes, and
         a busy deployment would never let another have its turn.
         """
         for sight in self.sights.get(key, ()):
             if sight.lease_id == lease_id:
                 sight.gone(True)
+        in_line = [ticket for ticket in self.tickets.get(key, ()) if ticket.wants.place is not None]
+        if in_line:
+            min(in_line, key=lambda each: each.wants.place or "").wake(None)
 
     def fail(self, failure: Exception) -> None:
         """Nobody here can go on waiting."""
@@ -125,19 +235,68 @@ class Watch:
             holder = record.holders.get(sight.lease_id) if record else None
             if holder is None or holder.ending:
                 sight.gone(False)
-        left: float = float("inf")
-        most: float = float("inf")
+        queue = self.tickets.get(key, [])
         if record is not None:
-            left, most = room(record, self.observer.see(record, reply)), record.capacity
+            self._pause[key] = _pause(record, queue)
+            dead = self.observer.see(record, reply)
+            left = room(record, dead)
+            patient = self._is_patient(key, record, left)
+            if self._heard_at > -math.inf:
+                # What is free, and is taken by nobody, changes nothing that the stream could tell.
+                soon = self._now + self.interval if left > 0 and queue else math.inf
+                self._due[key] = min(soon, self.observer.next_death(record, reply))
+            for ticket in queue:
+                place = ticket.wants.place
+                if place is not None and (record.first is None or record.first > place):
+                    ticket.wake(None)  # others have taken him for gone: he is to say that he is there
         taken = False
-        for ticket in self.tickets.get(key, ()):
-            # Somebody who wants more than there is at all is woken too: to be told so.
-            needs = min(ticket.wants.slots, most)
-            if left < needs or (record is None and taken and ticket.wants.takes):
-                continue
-            ticket.wake(None)
-            if ticket.wants.takes:
-                left, taken = left - needs, True
+        for ticket in sorted(queue, key=lambda each: each.wants.place or ""):
+            wants = ticket.wants
+            if record is None:
+                enough = not (taken and wants.takes)
+            elif wants.capacity in (None, record.capacity):
+                # Somebody who wants more than there is at all is woken too: to be told so.
+                needs = min(wants.slots, max(1, record.capacity))
+                enough = left >= needs
+                if enough and wants.place is not None and patient:
+                    enough = _may_be_next(wants.place, needs, record, left)
+                if enough and wants.takes:
+                    left -= needs
+            else:
+                enough = not taken and could_take(record, dead, wants.slots, wants.capacity)
+            if enough:
+                ticket.wake(None)
+                taken = taken or wants.takes
+            elif wants.place is not None:
+                break  # nobody overtakes him
+
+    def _is_patient(self, key: str, record: LockRecord, left: int) -> bool:
+        """Whether those behind others in line still leave it to them to take what is free. After a few polls in which
+        nobody has, they look for themselves who is alive."""
+        now = (record.token, record.first, left)
+        before, polls = self._unused.get(key, (None, 0))
+        polls = polls + 1 if before == now and left > 0 else 0
+        self._unused[key] = (now, polls % _PATIENT)
+        return polls < _PATIENT
+
+
+def _may_be_next(place: str, needs: int, record: LockRecord, left: int) -> bool:
+    """Whether there may be room for one in that place, and for all who stand before it."""
+    if record.first is None or in_class(place) < in_class(record.first):
+        return True
+    if in_class(place) > in_class(record.first):
+        return False
+    return left >= max(0, number_of(place) - number_of(record.first)) + needs
+
+
+def _pause(record: LockRecord, queue: list[Ticket]) -> int:
+    """How many polls it takes until the key is read again. Not each one, if all who wait here stand far from the head
+    of the line."""
+    places = [each.wants.place for each in queue]
+    if record.first is None or not places or not all(places):
+        return 1
+    # Some of those between may have gone: then the lock is seen to be free a few polls later.
+    return _SELDOM if min(number_of(place or "") for place in places) > number_of(record.first) + _NEAR else 1
 
 
 def _drop(places: dict[str, list], key: str, place: object) -> None:  # type: ignore[type-arg]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar, cast
 
 import boto3
@@ -13,6 +13,7 @@ from aiobotocore.session import get_session
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockRecord, sdk_config
 from airflow_dynamo_lock.client.core import ClientCore
+from airflow_dynamo_lock.protocol.formats import NATIVE, service_of
 
 T = TypeVar("T")
 
@@ -20,34 +21,54 @@ KINDS = ("sync", "async")
 TABLE = "locks"
 REGION = "eu-central-1"
 
-_async_session = get_session()  # one for all, because the first client of a session is slow to make
+_async_session: Any = get_session()  # one for all, because the first client of a session is slow to make
 
 
 @asynccontextmanager
 async def async_lock_client(
-    endpoint_url: str, *, table: str = TABLE, sdk: dict[str, Any] | None = None, **options: Any
+    endpoint_url: str,
+    *,
+    table: str = TABLE,
+    sdk: dict[str, Any] | None = None,
+    streams: bool = False,
+    **options: Any,
 ) -> AsyncIterator[AsyncLockClient]:
     """An asynchronous client, for those who are coroutines themselves."""
     settings: dict[str, Any] = {"endpoint_url": endpoint_url, "config": sdk_config(**(sdk or {}))}
-    async with _async_session.create_client("dynamodb", region_name=REGION, **settings) as aws:
-        yield AsyncLockClient(aws, table=table, **options)
+    settings["region_name"] = REGION
+    service = service_of(options.get("format", NATIVE))
+    async with _async_session.create_client(service, **settings) as aws, AsyncExitStack() as stack:
+        follows = None
+        if streams:
+            follows = await stack.enter_async_context(
+                _async_session.create_client("dynamodbstreams", **settings)
+            )
+        yield AsyncLockClient(aws, table=table, streams=follows, **options)
 
 
 @contextmanager
 def lock_client(
-    kind: str, endpoint_url: str, *, table: str = TABLE, sdk: dict[str, Any] | None = None, **options: Any
+    kind: str,
+    endpoint_url: str,
+    *,
+    table: str = TABLE,
+    sdk: dict[str, Any] | None = None,
+    streams: bool = False,
+    **options: Any,
 ) -> Iterator[LockClient]:
     """A client of that kind. An `AsyncLockClient` runs in an event loop in a thread, and looks like a `LockClient`.
 
     :param sdk: overrides of the recommended SDK settings.
+    :param streams: it reads the table's stream, at the same endpoint.
     """
     if kind == "sync":
-        aws = boto3.client(
-            "dynamodb", endpoint_url=endpoint_url, region_name=REGION, config=sdk_config(**(sdk or {}))
-        )
-        yield LockClient(aws, table=table, **options)
+        settings: dict[str, Any] = {"endpoint_url": endpoint_url, "config": sdk_config(**(sdk or {}))}
+        make: Any = boto3.client
+        aws = make(service_of(options.get("format", NATIVE)), region_name=REGION, **settings)
+        follows = boto3.client("dynamodbstreams", region_name=REGION, **settings) if streams else None
+        yield LockClient(aws, table=table, streams=follows, **options)
     else:
-        with AsyncClientInThread(endpoint_url, table=table, sdk=sdk, **options) as client:
+        with AsyncClientInThread(endpoint_url, table=table, sdk=sdk, streams=streams, **options) as client:
             yield cast(LockClient, client)
 
 
@@ -112,7 +133,7 @@ class AsyncClientInThread(EventLoop):
         return lambda *args, **options: self.run(method(*args, **options))
 
     @contextmanager
-    def lock(self, key: str, **options: Any) -> Iterator[Lease]:
+    def lock(self, key: Any, **options: Any) -> Iterator[Any]:
         """See `LockClient.lock`."""
         block = self.client.lock(key, **options)
         lease = self.run(block.__aenter__())
@@ -132,11 +153,11 @@ class AsyncClientInThread(EventLoop):
 
         return _Beats(self, self.run(start()))
 
-    def list(self) -> Iterator[LockRecord]:
+    def list(self, prefix: str = "") -> Iterator[LockRecord]:
         """See `LockClient.list`."""
 
         async def collect() -> Sequence[LockRecord]:
-            return [record async for record in self.client.list()]
+            return [record async for record in self.client.list(prefix)]
 
         return iter(self.run(collect()))
 

@@ -10,8 +10,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
@@ -28,12 +28,14 @@ class Seen:
     :ivar what: what it means to a lock: ``acquire``, ``heartbeat``, ``release``…; the action where it is no write.
     :ivar key: the lock; None where it is about several or none.
     :ivar at: when it came, monotonic seconds.
+    :ivar params: all that it says.
     """
 
     action: str
     what: str
     key: str | None
     at: float
+    params: Mapping[str, Any] = field(repr=False)
 
 
 Matches = Callable[[Seen], bool]
@@ -49,6 +51,7 @@ class Rule:
     :ivar late: but only when the rule is over.
     :ivar delay: they take so many seconds on their way to the engine,
     :ivar lag: and the answers so many on the way back.
+    :ivar in_turn: one after the other, whether or not their clients still wait for them.
     :ivar reply: what the client gets instead of the engine's answer; None for a broken connection.
     :ivar resets: a connection that breaks is reset (TCP's RST), not closed.
     :ivar tears: the connection breaks in the middle of the answer.
@@ -61,6 +64,7 @@ class Rule:
     late: bool = False
     delay: float = 0.0
     lag: float = 0.0
+    in_turn: bool = False
     reply: Callable[[], tuple[int, bytes] | None] | None = None
     resets: bool = False
     tears: bool = False
@@ -68,6 +72,14 @@ class Rule:
     hits: int = 0
     over: threading.Event = field(default_factory=threading.Event)
     landed: threading.Event = field(default_factory=threading.Event)
+    _lane: threading.Lock = field(default_factory=threading.Lock)
+
+    def stop_on_the_way(self) -> None:
+        """What a request does between the client and the engine."""
+        if self.late:
+            self.over.wait()
+        with self._lane if self.in_turn else nullcontext():
+            self.over.wait(self.delay)
 
     def hold(self) -> None:
         """A reply that does not come before the rule is over, and then is a broken connection."""
@@ -208,10 +220,8 @@ class _Connection(BaseHTTPRequestHandler):
         rule = self.server.proxy.note(seen)
         answer: tuple[int, bytes] | None = None
         headers: dict[str, str] = {"Content-Type": "application/x-amz-json-1.0"}
-        if rule is not None and rule.late:
-            rule.over.wait()
-        if rule is not None and rule.delay:
-            rule.over.wait(rule.delay)
+        if rule is not None:
+            rule.stop_on_the_way()
         if rule is None or rule.forward:
             self._engine.request("POST", self.path, body, dict(self.headers.items()))
             response = self._engine.getresponse()
@@ -256,9 +266,8 @@ class _Connection(BaseHTTPRequestHandler):
 def _seen(target: str, params: dict[str, Any]) -> Seen:
     action = target.rpartition(".")[2]
     key = params.get("Key", {}).get("key", {}).get("S")
-    return Seen(
-        action, _what(params["UpdateExpression"]) if action == "UpdateItem" else action, key, time.monotonic()
-    )
+    what = _what(params["UpdateExpression"]) if action == "UpdateItem" else action
+    return Seen(action, what, key, time.monotonic(), params)
 
 
 def _what(update: str) -> str:

@@ -51,6 +51,19 @@ def test_a_lock_is_taken_seen_and_given_back(make_client: MakeClient, key: str) 
     assert client.release(lease) is False
 
 
+def test_a_lease_is_found_by_its_id(make_client: MakeClient, key: str) -> None:
+    client, other = make_client(), make_client()
+    lease = client.acquire(key, slots=2, capacity=3, lease=45)
+
+    found = other.find(key, lease.lease_id)
+
+    assert found.as_dict() == lease.as_dict()
+    assert other.renew(found).remaining() > 0
+    assert other.release(found)
+    with pytest.raises(LockNotHeldError, match=f"{lease.lease_id} does not hold the lock"):
+        other.find(key, lease.lease_id)
+
+
 def test_a_lock_can_be_shared_up_to_its_capacity(client: LockClient, elsewhere: LockClient, key: str) -> None:
     two = client.acquire(key, slots=2, capacity=3)
     one = elsewhere.try_acquire(key, capacity=3)
@@ -72,6 +85,41 @@ def test_another_capacity_while_the_lock_is_in_use_is_refused(
         client.acquire(key, capacity=3, timeout=0)
 
 
+def test_a_heartbeat_lengthens_a_lease_and_replaces_the_data(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    lease = client.acquire(key, lease=30, data={"offset": 1})
+
+    longer = client.renew(lease, duration=90, data={"offset": 2})
+
+    assert longer.remaining() > 60
+    assert elsewhere.find(key, lease.lease_id).lease_ms == longer.lease_ms == 90_000
+    record = elsewhere.get(key)
+    assert record
+    assert record.data == {"offset": 2}
+    with pytest.raises(LockValueError, match="lasts 90 s and cannot be made shorter"):
+        client.renew(lease, duration=45)
+    with pytest.raises(LockValueError, match="data must be a map"):
+        client.renew(lease, data=["secret"])  # type: ignore[arg-type]
+    client.renew(longer, data={})
+    record = elsewhere.get(key)
+    assert record
+    assert record.data is None
+
+
+def test_a_heartbeat_changes_all_of_a_set(client: LockClient, elsewhere: LockClient, key: str) -> None:
+    keys = [f"{key}/a", f"{key}/b"]
+    leases = client.acquire(keys, lease=30)
+
+    longer = client.renew(leases, duration=90, data={"by": "me"})
+
+    assert [each.lease_ms for each in longer] == [90_000, 90_000]
+    for each in keys:
+        record = elsewhere.get(each)
+        assert record
+        assert (record.data, record.holders[longer[each].lease_id].lease_ms) == ({"by": "me"}, 90_000)
+
+
 def test_all_locks_of_the_table_can_be_listed(
     client: LockClient, engine: Engine, kind: str, key: str
 ) -> None:
@@ -83,6 +131,8 @@ def test_all_locks_of_the_table_can_be_listed(
         lister.release(leases["7"])
 
         records = {record.key: record for record in lister.list()}
+        assert {record.key for record in lister.list("2")} == {"2", *map(str, range(20, 30))}
+        assert list(lister.list("x")) == []
 
     assert set(records) == set(leases), "more than a page of a megabyte"
     assert {name for name, record in records.items() if not record.holders} == {"7"}

@@ -19,10 +19,10 @@ from airflow_dynamo_lock import (
     LockTimeoutError,
     LockUnavailableError,
 )
-from airflow_dynamo_lock.protocol import operations
+from airflow_dynamo_lock.protocol import taking
 from tests.client.clients import async_lock_client, core_of
 from tests.client.conftest import MakeClient
-from tests.client.proxy import Proxy
+from tests.client.proxy import Proxy, Rule
 from tests.engines import Engine, MotoServer
 
 # What the engine is does not matter here: it is the clients' own waiting that is tried. `test_contract` has both.
@@ -133,6 +133,23 @@ def test_waiting_goes_on_while_dynamodb_throttles_and_ends_in_a_grant(
     assert waiting.result(10)
 
 
+def test_a_crowd_does_not_keep_a_slow_dynamodb_busy_with_what_nobody_waits_for_any_more(
+    make_client: MakeClient, proxy: Proxy, key: str
+) -> None:
+    client = make_client(proxy, sdk={"read_timeout": 0.2, "retries": {"total_max_attempts": 1}})
+
+    def take_turns() -> None:
+        client.give_back(client.acquire(key, poll_interval=0.1, timeout=60), patience=60)
+
+    # Thirty requests at once take three times as long as each of them is waited for.
+    with proxy.applying(Rule(lambda _: True, delay=0.02, in_turn=True)), ThreadPoolExecutor(30) as pool:
+        for turn in [pool.submit(take_turns) for _ in range(30)]:
+            turn.result()
+
+    print(f"\n{len(proxy.seen)} requests")
+    assert len(proxy.seen) < 20 * 30
+
+
 def test_whatever_the_poller_cannot_go_on_after_is_told_to_all_who_wait(
     make_client: MakeClient, elsewhere: LockClient, proxy: Proxy, threads: ThreadPoolExecutor, key: str
 ) -> None:
@@ -163,8 +180,8 @@ def test_a_wait_without_any_network_says_so_when_its_time_is_up(
 def test_a_black_hole_is_not_waited_for_much_longer_than_the_timeout(
     make_client: MakeClient, proxy: Proxy, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "_ANSWER_WITHIN", 0.3)
-    monkeypatch.setattr(operations, "_UNDO_WITHIN", 0.4)
+    monkeypatch.setattr(taking, "_ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr(taking, "_UNDO_WITHIN", 0.4)
     client = make_client(proxy, sdk={"read_timeout": 60})
     begun = time.monotonic()
     with proxy.hanging(lambda _: True), pytest.raises(LockUnavailableError):

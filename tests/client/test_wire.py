@@ -18,12 +18,14 @@ from airflow_dynamo_lock import (
 )
 from airflow_dynamo_lock.client import wire
 from airflow_dynamo_lock.protocol.effects import Request
+from airflow_dynamo_lock.protocol.streams import StreamGoneError
 from airflow_dynamo_lock.protocol.table import TableExistsError, TableMissingError
 
 UPDATE = Request(
     "UpdateItem", {"TableName": "locks", "Key": {"key": {"S": "orders"}, "entry": {"S": "lock"}}}
 )
 BATCH = Request("BatchGetItem", {"RequestItems": {"locks": {"Keys": []}}})
+STREAM = "arn:aws:dynamodb:eu-central-1:111122223333:table/locks/stream/2026-11-21T00:00:00.000"
 URL = "http://127.0.0.1:1"
 
 
@@ -113,6 +115,32 @@ def test_no_permission_is_an_error_that_names_the_action_and_the_table(code: str
 )
 def test_no_credentials_or_no_region_is_no_access(failure: Exception) -> None:
     assert type(_error(failure)) is LockAccessError
+
+
+@pytest.mark.parametrize(
+    ("action", "params"),
+    [
+        ("DescribeStream", {"StreamArn": f"{STREAM}"}),
+        ("GetShardIterator", {"StreamArn": f"{STREAM}", "ShardId": "shard"}),
+        ("GetRecords", {"ShardIterator": f"{STREAM}|1|AAAA"}),
+        ("GetRecords", {"ShardIterator": f"000|{STREAM}|AAAA"}),
+    ],
+)
+def test_errors_of_a_stream_name_the_table(action: str, params: dict[str, str]) -> None:
+    request = Request(action, params)
+    for code, error in (
+        ("ExpiredIteratorException", StreamGoneError),
+        ("TrimmedDataAccessException", StreamGoneError),
+        ("ResourceNotFoundException", StreamGoneError),
+        ("AccessDeniedException", LockAccessError),
+        ("LimitExceededException", LockUnavailableError),
+        ("ThrottlingException", LockUnavailableError),
+        ("ValidationException", LockError),
+    ):
+        raised = _error(_refusal(code, "because"), request)
+        assert type(raised) is error
+        assert "'locks'" in str(raised)
+        assert "because" in str(raised)
 
 
 def test_a_missing_table_says_how_to_make_it() -> None:

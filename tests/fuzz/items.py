@@ -163,6 +163,12 @@ def holders(draw: st.DrawFn) -> Item:
         holder["grace_ms"] = _number(draw(st.sampled_from([1, 15_000])))
     if draw(st.integers(0, 4)) == 0:
         holder["ending"] = {"BOOL": True}
+    if draw(st.integers(0, 3)) == 0:
+        holder["hold_until"] = _number(draw(st.sampled_from([LONG_AGO, TOMORROW])))
+        if draw(st.booleans()):
+            holder |= {"ending": {"BOOL": True}, "resting": {"BOOL": True}}
+    if draw(st.integers(0, 3)) == 0:
+        holder["took_over"] = {"BOOL": True}
     if draw(st.booleans()):
         about = draw(st.dictionaries(texts, texts, max_size=2))
         holder["about"] = {"M": {name: {"S": text} for name, text in about.items()}}
@@ -174,7 +180,8 @@ def records(draw: st.DrawFn) -> Item:
     """A good record: free, held, partly held, by the living and by the dead. Without its key."""
     held = draw(st.dictionaries(texts, holders(), max_size=3))
     slots = sum(int(holder["slots"]["N"]) for holder in held.values())
-    free = draw(st.integers(0 if held else 1, 2))
+    fixed = draw(st.integers(0, 3)) == 0
+    free = draw(st.integers((1 - slots if fixed else 0) if held else 1, 2))
     record: Item = {
         "capacity": _number(slots + free),
         "available": _number(free),
@@ -182,6 +189,15 @@ def records(draw: st.DrawFn) -> Item:
         "token": _number(draw(st.sampled_from([1, 17, NOW_MS, -3, 10**15]))),
         "expires_at": _number(NOW_MS // 1000),
     }
+    # Without it, nobody takes the lock before he has looked at its record.
+    if draw(st.booleans()):
+        record["seed"] = {"S": draw(st.sampled_from(["guessed", "checked"]))}
+    if fixed:
+        record["fixed"] = {"BOOL": True}
+    if draw(st.integers(0, 2)) == 0:
+        record["tickets"] = _number(draw(st.sampled_from([0, 1, 10**15])))
+        if draw(st.booleans()):
+            record["first"] = {"S": draw(st.just("0999/000000000000001") | texts)}
     if draw(st.booleans()):
         record["data"] = {"M": draw(st.dictionaries(texts, values, max_size=2))}
     return record | _unknown(draw)
@@ -229,6 +245,20 @@ _KNOWN = (
     "slots",
     "version",
     "token",
+    "tickets",
+    "first",
+    "fixed",
+    "hold_until",
+)
+
+#: What may stand in the place of one who waits, and describes none.
+no_waiters = st.sampled_from(
+    [
+        {"note": {"S": "somebody's"}},
+        {"lease_id": {"S": "a"}, "owner": {"S": "me"}, "slots": {"S": "many"}, "version": {"S": "v"}},
+    ]
+) | st.dictionaries(texts, values, min_size=1, max_size=3).map(
+    lambda item: {name: value for name, value in item.items() if name not in ("key", "entry")}
 )
 
 

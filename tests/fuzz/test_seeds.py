@@ -43,6 +43,8 @@ def held(*, attributes: Item | None = None, **changed: Any) -> Item:
 
 
 IDLE: Item = held() | {"available": {"N": "1"}, "holders": {"M": {}}}
+# Whoever takes it does so without having looked at it.
+OURS = IDLE | {"seed": {"S": "checked"}}
 
 DAMAGED: dict[str, Item] = {
     "data that is null": IDLE | {"data": {"NULL": True}},  # it looked free for ever, and could not be taken
@@ -57,6 +59,11 @@ DAMAGED: dict[str, Item] = {
     "more slots than there are": held(slots={"N": "1E+60"}),
     "a process that entered at no time": held(inside={"M": {"p": {"S": "now"}}}),
     "holders that are a set": held(attributes={"holders": {"SS": ["a"]}}),
+    "a mark that is a number": held(attributes={"first": NUMBER}),
+    "an idle lock's mark that is a number": OURS | {"first": NUMBER},
+    "numbers that are text": OURS | {"tickets": {"S": "17"}},
+    "a capacity that is set by text": OURS | {"fixed": {"S": "true"}},
+    "a time to hold that is text": held(hold_until={"S": "soon"}),
     "a holder that is a number": held(attributes={"holders": {"M": {"a": NUMBER}}}),
     **{f"{name}'s item": item for name, item in FOREIGN.items()},
 }
@@ -64,6 +71,14 @@ UNDERSTOOD: dict[str, Item] = {
     "an expiry that is text": IDLE | {"expires_at": {"S": "never"}},
     "an expiry that is missing": {name: value for name, value in IDLE.items() if name != "expires_at"},
     "attributes of a later version": held(attributes={"later": {"SS": ["x"]}}),
+    "a mark like a path": IDLE | {"first": {"S": "#me.a[0]:"}, "tickets": NUMBER},
+    "a capacity below what is held": held(
+        attributes={"fixed": {"BOOL": True}, "capacity": {"N": "2"}, "available": {"N": "-1"}},
+        slots={"N": "3"},
+    ),
+    "a holder that rests": held(
+        hold_until={"N": str(LONG_AGO)}, resting={"BOOL": True}, ending={"BOOL": True}
+    ),
     "names like paths": held(attributes={"holders": {"M": {"#me.a[0]:": {"M": holder()}}}}),
     "a token below nothing": IDLE | {"token": {"N": "-17"}},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import boto3
@@ -19,3 +20,16 @@ def locks() -> Iterator[LockClient]:
         client = LockClient(aws, table="locks", owner="the tests")
         client.create_table()
         yield client
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:
+    """Tasks find that table by their connections, which come from the environment."""
+    extra = {"table": "locks", "endpoint_url": locks._client.meta.endpoint_url, "region_name": "eu-central-1"}
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", json.dumps({"conn_type": "dynamo_lock", "extra": extra})
+    )
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_AWS_DEFAULT", '{"conn_type": "aws", "login": "test", "password": "test-secret"}'
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,14 @@ import pytest
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, TaskGroup, task, task_group
 
-from airflow_dynamo_lock import DynamoLock, DynamoLockAcquireOperator, DynamoLockOperator, LockValueError
+from airflow_dynamo_lock import (
+    DynamoLock,
+    DynamoLockAcquireOperator,
+    DynamoLockOperator,
+    DynamoLockSensor,
+    LockValueError,
+    leases,
+)
 from airflow_dynamo_lock.guard import EnterLock
 
 
@@ -156,8 +164,9 @@ def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
         ({"key": ""}, "must not be empty"),
         ({"key": []}, "needs a key"),
         ({"key": 5}, "needs a key"),
-        ({"key": ["a", "a"]}, "name a key twice"),
+        ({"key": ["a", "a"]}, "name 'a' twice"),
         ({"key": "k" * 2049}, "has 2049 bytes"),
+        ({"key": [f"k{number}" for number in range(101)]}, "101 locks cannot be taken together.*at most 100"),
         ({"key": "k", "lease": 0}, "lease must be a finite time, more than zero"),
         ({"key": "k", "lease": float("nan")}, "lease must be a finite time"),
         ({"key": "k", "lease": 60, "heartbeat": 40}, "shorter than two heartbeats"),
@@ -165,11 +174,32 @@ def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
         ({"key": "k", "slots": 3, "capacity": 2}, "3 slots can never be free in a lock with a capacity of 2"),
         ({"key": "k", "release_grace": timedelta(0)}, "release_grace must be a finite time, more than zero"),
         ({"key": "k", "on_timeout": "wait"}, "on_timeout must be 'fail' or 'skip'"),
+        ({"key": "k", "mode": "both"}, "mode must be 'shared' or 'exclusive', not 'both'"),
+        ({"key": "k", "mode": "shared", "slots": 2, "capacity": 3}, "2 of 3 cannot be taken in shared mode"),
+        ({"key": "k", "priority": "high"}, "priority must be a whole number, not 'high'"),
+        ({"key": "k", "priority": 1000}, "priority must be a whole number from -999 to 999, not 1000"),
+        ({"key": "k", "fair": "yes"}, "fair must be True or False, not 'yes'"),
+        ({"key": "k", "min_hold": -1}, "min_hold must be a finite time, more than zero"),
+        # What is known is checked, also where a template has yet to say the rest.
+        ({"key": "{{ params.table }}", "mode": "both"}, "mode must be 'shared' or 'exclusive'"),
+        ({"key": ["a", "a"], "slots": "{{ params.slots }}"}, "name 'a' twice"),
     ],
 )
 def test_what_can_never_work_does_not_load(arguments: dict[str, Any], says: str) -> None:
     with DAG("dag"), pytest.raises(LockValueError, match=says), DynamoLock(**arguments):
         step("a")
+
+
+def test_what_a_template_has_yet_to_say_is_not_held_against_the_rest() -> None:
+    with DAG("dag"), DynamoLock("k", slots=3, capacity="{{ params.capacity }}", mode="{{ params.mode }}"):
+        step("a")
+
+
+def test_all_that_takes_a_lock_takes_the_same_parameters() -> None:
+    for kind in (DynamoLock, DynamoLockAcquireOperator):
+        parameters = inspect.signature(kind).parameters
+        defaults = {name: parameters[name].default for name in leases.PARAMETERS if name != "key"}
+        assert {**defaults, "key": None} == leases.PARAMETERS
 
 
 def test_a_lock_without_tasks_does_not_load() -> None:
@@ -180,3 +210,16 @@ def test_a_lock_without_tasks_does_not_load() -> None:
 def test_an_operator_says_what_is_wrong_with_its_key_too() -> None:
     with DAG("dag"), pytest.raises(LockValueError, match="must not be empty"):
         DynamoLockOperator(task_id="a", key="", python_callable=print)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"slots": "many"}, "slots must be a whole number, not 'many'"),
+        ({"lock_mode": "both"}, "mode must be 'shared' or 'exclusive'"),
+        ({"lock_mode": "shared", "slots": 2}, "2 of 2 cannot be taken in shared mode"),
+    ],
+)
+def test_a_sensor_says_what_is_wrong_too(arguments: dict[str, Any], says: str) -> None:
+    with DAG("dag"), pytest.raises(LockValueError, match=says):
+        DynamoLockSensor(task_id="a", key="k", **arguments)

@@ -29,7 +29,7 @@ def lease(locks: LockClient, request: pytest.FixtureRequest) -> Lease:
     lease = locks.try_acquire(request.node.name, lease=30, release_grace=GRACE)
     assert lease
     # As a task gets it: from an XCom.
-    return leases.from_result(lease.as_dict(), "acquire")[0]
+    return leases.from_result(lease.as_dict(), "acquire").leases[0]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ import pytest
 from airflow_dynamo_lock import DynamoLockHook, LockClient, LockValueError, hooks
 from airflow_dynamo_lock.hooks import LockSettings
 from airflow_dynamo_lock.links import record_url
+from airflow_dynamo_lock.protocol.formats import FORMATS
+from tests.client.clients import REGION
+from tests.engines import MotoServer
+from tests.formats.conftest import make_place
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +61,18 @@ def test_a_connection_that_a_dag_names_must_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"lease": "long"}, {"lease": -1}, {"botocore_config": "{"}, {"botocore_config": "[]"}]
+    "extra",
+    [
+        {"streams": "perhaps"},
+        {"streams": 1},
+        {"lease": "long"},
+        {"lease": -1},
+        {"botocore_config": "{"},
+        {"format": "redis"},
+        {"format": ["native"]},
+        {"format": "awsflock", "streams": True},
+        {"botocore_config": "[]"},
+    ],
 )
 def test_a_connection_of_no_use_is_named(monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]) -> None:
     connect(monkeypatch, **extra)
@@ -82,6 +98,27 @@ def test_the_sdk_is_set_up_for_a_lock_and_the_connection_overrides_it(
     assert (config.connect_timeout, config.read_timeout, config.tcp_keepalive) == (1, 5, True)
 
 
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "native"])
+async def test_a_connection_may_name_another_librarys_table(
+    monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    with MotoServer() as engine:
+        place = make_place(format, engine)
+        connect(
+            monkeypatch,
+            table=place.table,
+            format=format,
+            endpoint_url=engine.endpoint_url,
+            region_name=REGION,
+        )
+        hook = DynamoLockHook()
+        assert hook.test_connection()[0]
+        lease = hook.get_conn().acquire("theirs", timeout=0)
+        async with hook.async_client() as (client, _):
+            assert await client.try_acquire("theirs") is None
+            assert await client.release(lease)
+
+
 async def test_all_triggers_of_a_process_share_one_client(
     monkeypatch: pytest.MonkeyPatch, locks: LockClient
 ) -> None:
@@ -97,6 +134,44 @@ async def test_all_triggers_of_a_process_share_one_client(
         await asyncio.sleep(0)
     async with hook.async_client() as (later, _):
         assert later is not one
+
+
+@pytest.mark.parametrize(
+    ("says", "streams"),
+    [({}, False), ({"streams": True}, True), ({"streams": "true"}, True), ({"streams": "False"}, False)],
+)
+async def test_triggers_read_the_tables_stream_if_the_connection_says_so(
+    monkeypatch: pytest.MonkeyPatch, locks: LockClient, says: dict[str, Any], streams: bool
+) -> None:
+    hook = of_table(monkeypatch, locks, **says)
+    monkeypatch.setattr(hooks, "_LINGER", 0.0)
+    async with hook.async_client() as (client, _):
+        assert (client._streams is not None) is streams
+        if streams:
+            made = client._streams.meta
+            assert made.service_model.service_name == "dynamodbstreams"
+            assert made.endpoint_url == client._client.meta.endpoint_url
+            assert made.config.read_timeout == 2
+            assert (await client._streams.list_streams(TableName="locks"))["Streams"] == []
+            (connections,) = client._streams._endpoint.http_session._sessions.values()
+    async with asyncio.timeout(10):
+        while streams and not connections.closed:  # noqa: ASYNC110 - it is closed by a task of its own
+            await asyncio.sleep(0)
+    assert hook.get_conn()._streams is None, "tasks do not read it: there may be many"
+
+
+async def test_a_trigger_is_told_by_the_stream(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:
+    streamed = LockClient(locks._client, table="streamed")
+    streamed.create_table(streams=True)
+    held = streamed.acquire("k")
+    url = locks._client.meta.endpoint_url
+    connect(monkeypatch, table="streamed", endpoint_url=url, region_name="eu-central-1", streams=True)
+    async with DynamoLockHook().async_client() as (client, _):
+        waiting = asyncio.create_task(client.acquire("k", poll_interval=600))
+        while client._core.watch._heard_at == -math.inf:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(streamed.release, held)
+        assert await asyncio.wait_for(waiting, 10)
 
 
 async def test_a_client_that_cannot_be_made_is_made_anew_next_time(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,15 +27,7 @@ class Airflow:
 
 
 @pytest.fixture
-def airflow(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> Airflow:
-    extra = {"table": "locks", "endpoint_url": locks._client.meta.endpoint_url, "region_name": "eu-central-1"}
-    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", json.dumps({"conn_type": "dynamo_lock", "extra": extra})
-    )
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_AWS_DEFAULT", '{"conn_type": "aws", "login": "test", "password": "test-secret"}'
-    )
+def airflow(monkeypatch: pytest.MonkeyPatch, connection: None) -> Airflow:
     monkeypatch.setattr(deferral, "EVERY", 0.1)
     monkeypatch.setattr(triggers, "_NOTICED", 0.1)
     answers = Airflow()
@@ -46,7 +37,8 @@ def airflow(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> Airflow:
 
 @pytest.fixture
 def lease(request: pytest.FixtureRequest, locks: LockClient, monkeypatch: pytest.MonkeyPatch) -> Lease:
-    lease = locks.try_acquire(request.node.name, lease=60)
+    key: str = request.node.name
+    lease = locks.try_acquire(key, lease=60)
     assert lease
 
     async def result(**_: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +13,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow_dynamo_lock import DynamoLockOperator, LockClient
 from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger
 
-
-@pytest.fixture(autouse=True)
-def connection(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:
-    extra = {"table": "locks", "endpoint_url": locks._client.meta.endpoint_url, "region_name": "eu-central-1"}
-    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", json.dumps({"conn_type": "dynamo_lock", "extra": extra})
-    )
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_AWS_DEFAULT", '{"conn_type": "aws", "login": "test", "password": "test-secret"}'
-    )
+pytestmark = pytest.mark.usefixtures("connection")
 
 
 def operator(key: str, function: Any, **arguments: Any) -> DynamoLockOperator:

@@ -375,7 +375,7 @@ def test_who_does_not_know_the_servers_time_leaves_the_expiry_as_it_is(world: Wo
         assert world.record().expires_at == right
     host.take()
     right = world.record().expires_at
-    assert not host.send(writes.break_(KEY, "a", 1, stamp())).refused
+    assert not host.send(writes.break_(KEY, world.record().holders["a"], stamp())).refused
     assert world.record().expires_at == right
 
 

@@ -10,7 +10,7 @@ from airflow_dynamo_lock.protocol.effects import Request
 from airflow_dynamo_lock.protocol.errors import LockAccessError, LockLostError
 from airflow_dynamo_lock.protocol.limits import MARGIN
 from airflow_dynamo_lock.protocol.model import Ending, Lease, Lost, Renewed, Term
-from tests.simulation import DENIED, KEY, LOST, UNSENT, Host, Paused, World
+from tests.simulation import DENIED, KEY, LOST, UNSENT, Host, Paused, World, a_lease
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_a_lease_survives_json_and_is_not_valid_until_it_is_renewed() -> None:
 
 
 def _keep_alive(host: Host, term: Term, *, interval: float = 5.0) -> Paused[None]:
-    return host.start(host.operations.keep_alive(KEY, "a", 30_000, interval, term))
+    return host.start(host.operations.keep_alive([a_lease("a")], interval, term))
 
 
 def test_the_loop_beats_at_its_interval_until_the_lease_is_lost(world: World, host: Host) -> None:
@@ -312,7 +312,7 @@ def test_a_lease_never_runs_out_while_heartbeats_succeed(
 
 
 def _keep(host: Host) -> Paused[Ending | Lost]:
-    return host.start(host.operations.keep(KEY, "a", 30_000, 10.0))
+    return host.start(host.operations.keep([a_lease("a")], 10.0))
 
 
 def test_a_keeper_beats_at_once_and_then_at_its_interval(world: World, host: Host) -> None:

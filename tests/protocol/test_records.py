@@ -175,6 +175,12 @@ def test_a_record_says_who_holds_the_lock_since_when_and_when_last_heard_of() ->
     assert LockRecord(KEY, 1, 1, {}, token=1).describe() == "Not locked"
 
 
+def test_a_record_is_the_same_whenever_it_is_read() -> None:
+    assert LockRecord(KEY, 1, 1, {}, token=1, read_at_ms=1) == LockRecord(
+        KEY, 1, 1, {}, token=1, read_at_ms=2
+    )
+
+
 def test_a_holder_of_yesterday_is_named_with_the_date() -> None:
     noon = 1_800_014_400_000
     holder = a_holder(acquired_at_ms=noon, inside={"1": noon, "2": noon}, ending=True)

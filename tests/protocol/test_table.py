@@ -10,6 +10,7 @@ import pytest
 from airflow_dynamo_lock.protocol import table
 from airflow_dynamo_lock.protocol.effects import Reply, Request, Sleep
 from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockTableError
+from airflow_dynamo_lock.protocol.native import NativeFormat
 from tests.simulation import Host, Paused, World
 
 NAME = "new-table"
@@ -23,7 +24,7 @@ def host(world: World) -> Iterator[Host]:
 
 
 def _creating(host: Host) -> Paused[None]:
-    return host.start(table.create(NAME, now=host.now(), timeout=10.0))
+    return host.start(table.create(NativeFormat(NAME), now=host.now(), timeout=10.0))
 
 
 def _up_to(creating: Paused[None], action: str) -> Paused[None]:
@@ -46,12 +47,12 @@ def test_a_table_is_made_checked_and_completed(world: World, host: Host) -> None
         "CreateTable",
         "UpdateTimeToLive",
     ]
-    host.run(table.check(NAME))
+    host.run(table.check(NativeFormat(NAME)))
 
 
 def test_a_table_that_is_not_there_yet_is_waited_for() -> None:
     """DescribeTable is eventually consistent: for a while it may not know the table, and then it is not active."""
-    creating = table.create(NAME, now=0.0, timeout=10.0)
+    creating = table.create(NativeFormat(NAME), now=0.0, timeout=10.0)
     next(creating)
     effect = creating.send(Reply({}, 0.0, 0.0))
     assert isinstance(effect, Request)
@@ -65,7 +66,7 @@ def test_a_table_that_is_not_there_yet_is_waited_for() -> None:
 
 
 def test_a_table_that_does_not_become_active_in_time_is_an_error() -> None:
-    creating = table.create(NAME, now=0.0, timeout=10.0)
+    creating = table.create(NativeFormat(NAME), now=0.0, timeout=10.0)
     next(creating)
     creating.send(Reply({}, 0.0, 0.0))
     creating.send(_describes("CREATING"))
@@ -77,7 +78,7 @@ def test_a_table_that_does_not_become_active_in_time_is_an_error() -> None:
 
 @pytest.mark.parametrize("status", ["CREATING", "DELETING", "ARCHIVED"])
 def test_a_table_that_is_not_active_is_no_table_to_lock_in(status: str) -> None:
-    checking = table.check(NAME)
+    checking = table.check(NativeFormat(NAME))
     next(checking)
 
     with pytest.raises(LockTableError, match=f"is {status}, not ACTIVE"):

@@ -8,13 +8,20 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.effects import Reply, Request, Sleep, WaitForRoom
+from airflow_dynamo_lock.protocol.effects import Reply, Request, Sleep, Stamp, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError
+from airflow_dynamo_lock.protocol.line import Line
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.staleness import Observer
 from airflow_dynamo_lock.protocol.watch import Sight, Ticket, Watch
 
 TABLE = "locks"
+
+
+def a_watch(now: Callable[[], float]) -> Watch:
+    """A watch on a table."""
+    form, observer = NativeFormat(TABLE), Observer()
+    return Watch(form, observer, Line(form, lambda: Stamp("v", None, 0, now()), observer))
 
 
 class Poll:
@@ -26,7 +33,7 @@ class Poll:
     """
 
     def __init__(self, jitter: Callable[[], float] = lambda: 0.0) -> None:
-        self.watch = Watch(NativeFormat(TABLE), Observer())
+        self.watch = a_watch(lambda: self.now)
         self.now = 0.0
         self.told: list[Any] = []
         self.slept = 0.0
@@ -34,12 +41,19 @@ class Poll:
         self._poller: Any = None
 
     def wait(
-        self, who: str, key: str = "k", *, slots: int = 1, takes: bool = True, poll_interval: float = 1.0
+        self,
+        who: str,
+        key: str = "k",
+        *,
+        slots: int = 1,
+        takes: bool = True,
+        poll_interval: float = 1.0,
+        place: str | None = None,
     ) -> Ticket:
         def wake(failure: Exception | None) -> None:
             self.told.append(who if failure is None else (who, failure))
 
-        ticket = Ticket(WaitForRoom(key, slots, takes, poll_interval, None), wake)
+        ticket = Ticket(WaitForRoom(key, slots, takes, poll_interval, None, place=place), wake)
         self.watch.add(ticket)
         return ticket
 
@@ -348,3 +362,15 @@ def test_one_failed_request_of_several_does_not_keep_the_others_from_being_looke
     poll.once(LockUnavailableError("throttled", maybe_applied=False), [])
 
     assert len(poll.told) == 50
+
+
+def test_the_first_in_line_need_not_wait_for_a_poll_when_the_lease_ended_here() -> None:
+    poll = Poll()
+    poll.wait("second", place="0999/2/b")
+    poll.wait("first", place="0999/1/a")
+    poll.wait("not in line")
+    poll.wait("elsewhere", key="other", place="0999/1/c")
+
+    poll.watch.ended("k", "a")
+
+    assert poll.told == ["first"]

@@ -13,14 +13,21 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from airflow_dynamo_lock.protocol.streams import STREAM_ACTIONS
+
 ACCOUNT = "arn:aws:dynamodb:eu-central-1:111122223333:table/"
 _LEADING_KEYS = "dynamodb:LeadingKeys"
 # The actions on which AWS evaluates the keys; in all others the condition key is missing.
-_WITH_KEYS = {"GetItem", "BatchGetItem", "UpdateItem", "PutItem", "DeleteItem"}
+_WITH_KEYS = {"GetItem", "BatchGetItem", "Query", "UpdateItem", "PutItem", "DeleteItem"}
 
 
 def is_allowed(policy: Mapping[str, Any], action: str, params: Mapping[str, Any]) -> bool:
-    """Whether a policy allows a call: some statement does, and none denies it, for each table that it is about."""
+    """Whether a policy allows a call: some statement does, and none denies it, for each table that it is about.
+
+    A transaction is allowed if each of its parts is.
+    """
+    if action == "TransactWriteItems":
+        return all(is_allowed(policy, *part) for part in _parts(params))
     for table, keys in _asks(action, params).items():
         effects = {
             statement["Effect"]
@@ -34,14 +41,31 @@ def is_allowed(policy: Mapping[str, Any], action: str, params: Mapping[str, Any]
     return True
 
 
+def _parts(params: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The actions of a transaction, each with its parameters."""
+    return [(f"{kind}Item", part) for item in params["TransactItems"] for kind, part in item.items()]
+
+
 def _asks(action: str, params: Mapping[str, Any]) -> dict[str, list[str] | None]:
-    """The tables that a call is about, each with the partition keys; None where it names none."""
+    """The tables, or the stream, that a call is about, each with the partition keys; None where it names none."""
     if action == "BatchGetItem":
         return {
             table: [key["key"]["S"] for key in wanted["Keys"]]
             for table, wanted in params["RequestItems"].items()
         }
-    return {params["TableName"]: [params["Key"]["key"]["S"]] if action in _WITH_KEYS else None}
+    if action in STREAM_ACTIONS:
+        arn = params.get("StreamArn") or params["ShardIterator"].partition("|")[0]
+        return {arn.partition(":table/")[2]: None}
+    if action not in _WITH_KEYS:
+        return {params["TableName"]: None}
+    match action:
+        case "PutItem":
+            key = params["Item"]["key"]
+        case "Query":
+            key = params["ExpressionAttributeValues"][":key"]
+        case _:
+            key = params["Key"]["key"]
+    return {params["TableName"]: [key["S"]]}
 
 
 def _matches(patterns: str | list[str], value: str) -> bool:
@@ -73,6 +97,7 @@ class Guarded:
     """An SDK client that is allowed what a policy says.
 
     :ivar used: the actions that were called.
+    :ivar refused: those of them that were not allowed.
     """
 
     def __init__(self, client: Any, policy: Mapping[str, Any]) -> None:
@@ -80,14 +105,17 @@ class Guarded:
         self._policy = policy
         self.meta = client.meta
         self.used: set[str] = set()
+        self.refused: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
         action = self._client.meta.method_to_api_mapping[name]
 
         def call(**params: Any) -> Any:
-            self.used.add(action)
+            parts = _parts(params) if action == "TransactWriteItems" else [(action, params)]
+            self.used |= {each for each, _ in parts}
             if not is_allowed(self._policy, action, params):
+                self.refused.add(action)
                 message = f"not authorized to perform: dynamodb:{action}"
                 raise ClientError({"Error": {"Code": "AccessDeniedException", "Message": message}}, action)
             return method(**params)

@@ -11,6 +11,7 @@ import asyncio
 import io
 import json
 import logging
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -33,7 +34,13 @@ from airflow_dynamo_lock import (
     LockError,
     sdk_config,
 )
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockLostError, LockRecordError
+from airflow_dynamo_lock.protocol.errors import (
+    CapacityMismatchError,
+    LockAccessError,
+    LockLostError,
+    LockRecordError,
+)
+from airflow_dynamo_lock.protocol.model import Standing
 from airflow_dynamo_lock.triggers import (
     DynamoLockAcquireTrigger,
     DynamoLockHeartbeatTrigger,
@@ -173,9 +180,46 @@ async def test_the_life_of_a_lock_with_asyncio(told: Told, url: str) -> None:
         told.note(lost.value, damaged.value)
 
 
+def test_a_life_in_line(told: Told, url: str) -> None:
+    locks, others = (LockClient(sdk(url), table=TABLE, owner=owner) for owner in ("me", "somebody else"))
+    blocker = locks.try_acquire("line", data=DATA, min_hold=3600)
+    assert blocker
+    in_line, places = threading.Event(), list[Standing]()
+
+    def wait() -> None:
+        def note(standing: Standing) -> None:
+            places.append(standing)
+            in_line.set()
+
+        lease = others.acquire("line", data=DATA, on_place=note, poll_interval=0.05, priority=3, timeout=60)
+        told.note(lease, lease.reclaimed, others.give_back(lease))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert in_line.wait(30)
+    told.note(*places, *(each.describe() for each in places), *locks.waiters("line"))
+    told.failing(lambda: locks.set_capacity("line", 2), CapacityMismatchError)
+    told.note(locks.give_back(blocker), locks.get("line"), locks.break_lock("line", blocker.lease_id))
+    waiting.join(60)
+    told.note(locks.set_capacity("line", 2), locks.set_capacity("line", None), locks.get("line"))
+
+
+def test_a_waiter_that_describes_none(told: Told, url: str) -> None:
+    locks = LockClient(sdk(url), table=TABLE, owner="me")
+    assert locks.try_acquire("odd line", data=DATA)
+    odd = {"key": {"S": "odd line"}, "entry": {"S": "waiter/0999/1/x"}, "owner": {"L": [{"S": PAYLOAD}]}}
+    sdk(url).put_item(TableName=TABLE, Item=odd)
+    told.note(locks.waiters("odd line"))
+    told.failing(lambda: locks.acquire("odd line", timeout=0.2, poll_interval=0.05))
+
+
 @pytest.mark.parametrize(
     "attributes",
     [
+        {"first": {"M": {"note": {"S": PAYLOAD}}}},
+        {"tickets": {"S": PAYLOAD}},
+        {"fixed": {"S": PAYLOAD}},
+        {"holders": {"M": {"a": {"M": {"hold_until": {"S": PAYLOAD}}}}}},
         {"data": {"M": {"note": {"S": PAYLOAD}}}},
         {"data": {"S": PAYLOAD}},
         {"data": {"SS": [PAYLOAD]}},

@@ -1,0 +1,171 @@
+"""``dynamo-lock doctor``: look at everything that a lock needs, and say what to do where it is not there."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from airflow_dynamo_lock.cli import show
+from airflow_dynamo_lock.cli.options import Settings, airflow_hook, settings
+from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockTimeoutError
+from airflow_dynamo_lock.protocol.formats import NATIVE
+
+_OK, _WARNING, _BAD = "ok", "warning", "BAD"
+_MARKS = {_OK: ("✓", "green"), _WARNING: ("!", "yellow"), _BAD: ("✗", "red")}
+# So far off, in seconds, a host's clock is worth a word. No lock relies on it, but people read logs by it.
+_CLOCK_OFF = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one look has found.
+
+    :ivar verdict: ``ok``, ``warning`` or ``BAD``.
+    """
+
+    what: str
+    verdict: str
+    found: str
+
+
+@click.command()
+@settings
+def doctor(where: Settings) -> int:
+    """Check all that a lock needs, and say what to do.
+
+    Credentials, the table with its keys and its time to live, the permissions (with a lock of its own), this machine's
+    clock, and Airflow's connection, where Airflow is installed. Exits with 1 if one is wrong.
+    """
+    findings = []
+    for finding in _findings(where):
+        findings.append(finding)
+        if not where.as_json:
+            mark, colour = _MARKS[finding.verdict]
+            click.echo(f"{click.style(mark, fg=colour, bold=True)} {finding.what}: {finding.found}")
+    if where.as_json:
+        show.as_json([vars(each) for each in findings])
+    return 1 if any(each.verdict == _BAD for each in findings) else 0
+
+
+def _findings(where: Settings) -> Iterator[Finding]:
+    yield (aws := _look("AWS", lambda: _aws(where)))
+    if aws.verdict == _OK:
+        yield (table := _look("table", lambda: _table(where)))
+        if table.verdict == _OK:
+            yield _look("permissions", lambda: _permissions(where))
+        yield _look("clock", lambda: _clock(where))
+    if find_spec("airflow") is not None:
+        yield _look("Airflow", _airflow)
+
+
+def _look(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, _OK, look())
+    except LockError as failure:
+        return Finding(what, _BAD, str(failure))
+    except _Warning as warning:
+        return Finding(what, _WARNING, str(warning))
+
+
+class _Warning(Exception):
+    """Locks work all the same."""
+
+
+def _aws(where: Settings) -> str:
+    """Which credentials are used, and for what region."""
+    from botocore.exceptions import BotoCoreError
+
+    client = where.aws
+    try:
+        credentials = client._request_signer._credentials
+        known = credentials and credentials.get_frozen_credentials().access_key
+    except BotoCoreError as failure:
+        raise LockAccessError(
+            f"No AWS credentials can be had ({failure}): renew them, or check the profile."
+        ) from failure
+    if not known:
+        raise LockAccessError(
+            "There are no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or give this machine a role."
+        )
+    return (
+        f"credentials from {credentials.method} (…{known[-4:]}) for {client.meta.endpoint_url}, "
+        f"region {client.meta.region_name}"
+    )
+
+
+def _table(where: Settings) -> str:
+    locks = where.locks()
+    locks.check_table()
+    if where.format == "s3":
+        return f"the bucket {where.table!r} can be listed"
+    described = locks.describe_table()
+    stream = "with" if described.get("StreamSpecification", {}).get("StreamEnabled") else "without"
+    return f"{where.table!r} can hold locks; {stream} a stream, about {described.get('ItemCount', 0)} items"
+
+
+def _permissions(where: Settings) -> str:
+    """Do with a lock that nobody else uses all that is done with locks."""
+    locks, key = where.locks(lease=30.0), f"dynamo-lock doctor {uuid.uuid4()}"
+    lease = locks.acquire(key, timeout=0)
+    try:
+        locks.renew(lease)
+        with suppress(LockTimeoutError):  # which is to stand in line, look, and leave
+            locks.acquire(key, timeout=0.3, poll_interval=0.1)
+        if where.format == NATIVE:
+            locks.waiters(key)
+        next(locks.list(), None)
+    finally:
+        locks.release(lease)
+    return "a lock can be acquired, renewed, waited for, looked at, listed and released"
+
+
+def _clock(where: Settings) -> str:
+    """How far this machine's clock is off the server's, to within the second that the ``Date`` header has."""
+    from email.utils import parsedate_to_datetime
+
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    sent = time.time()
+    try:
+        if where.format == "s3":
+            answer: Any = where.aws.list_objects_v2(Bucket=where.table, MaxKeys=1)
+        else:
+            answer = where.aws.describe_table(TableName=where.table)
+    except ClientError as refused:
+        answer = refused.response
+    except BotoCoreError:
+        raise _Warning("AWS cannot be reached to compare it with") from None
+    date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
+    if date is None:
+        raise _Warning(
+            "the endpoint does not tell its time, so that dead holders have to be watched for a whole lease"
+        )
+    off = (sent + time.time()) / 2 - parsedate_to_datetime(date).timestamp() - 0.5
+    if abs(off) > _CLOCK_OFF:
+        raise _Warning(
+            f"{abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} AWS's: no lock relies on it, but people read "
+            "logs by it; let the machine synchronise it"
+        )
+    return f"within {max(1.0, abs(off)):.0f} s of AWS's"
+
+
+def _airflow() -> str:
+    """What the default connection, or else the configuration, says."""
+    try:
+        connected = airflow_hook(DEFAULT_CONN_ID).settings
+    except LockError:
+        raise
+    except Exception as failure:  # Airflow may be there and not be set up
+        raise _Warning(
+            f"it is installed, and cannot be asked ({type(failure).__name__}: {failure})"
+        ) from None
+    return f"{DEFAULT_CONN_ID} uses the table {connected.table!r}, and the aws connection {connected.aws_conn_id!r}"

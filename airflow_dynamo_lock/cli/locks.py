@@ -1,0 +1,268 @@
+"""The commands on one lock, and the list of all."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from airflow_dynamo_lock.cli import show
+from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
+from airflow_dynamo_lock.protocol.errors import LockNotHeldError, LockValueError
+from airflow_dynamo_lock.protocol.model import Abandoned, Lease, LockRecord, Lost, Standing
+
+_CLAIM = ("slots", "capacity", "mode", "fair", "priority", "owner")
+
+
+def claiming(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say what is wanted of a lock; it is called with them as ``claim``."""
+
+    @wraps(command)
+    def called(where: Settings, **options: Any) -> Any:
+        claim = {name: options.pop(name) for name in _CLAIM}
+        return command(where, claim=claim, **options)
+
+    for option in (
+        click.option("--owner", help="Who holds it, for people to read.  [default: host:pid]"),
+        click.option(
+            "--priority", default=0, show_default=True, help="Of those who wait, the larger is sooner."
+        ),
+        click.option("--fair/--unfair", default=True, help="Wait in line; or overtake those who do."),
+        click.option(
+            "--mode", type=click.Choice(["exclusive", "shared"]), default="exclusive", show_default=True
+        ),
+        click.option("--capacity", default=1, show_default=True, help="Slots of the semaphore in all."),
+        click.option("--slots", default=1, show_default=True, help="Slots wanted of it."),
+    ):
+        called = option(called)
+    return called
+
+
+@click.command()
+@click.argument("key")
+@click.option(
+    "--wait-time", type=DURATION, default=60.0, show_default="60s", help="For how long to wait at most."
+)
+@click.option("--no-wait", is_flag=True, help="Try once.")
+@click.option(
+    "--lease-duration",
+    type=DURATION,
+    default=7200.0,
+    show_default="2 hours",
+    help="How long it is held if it is neither released nor renewed.",
+)
+@click.option("--data", help="A JSON object to keep in the lock, for people and programs to read.")
+@settings
+@claiming
+def acquire(
+    where: Settings,
+    key: str,
+    wait_time: float,
+    no_wait: bool,
+    lease_duration: float,
+    data: str | None,
+    claim: Any,
+) -> None:
+    """Acquire a lock, and print its lease id, which renews and releases it.
+
+    Nothing sends heartbeats for it: it is held until it is released, or its lease runs out. See also `run`.
+    """
+    locks = where.locks(lease=lease_duration)
+    lease = locks.acquire(
+        key, timeout=0 if no_wait else wait_time, on_place=tell_place, data=_object("data", data), **claim
+    )
+    _print_lease(where, lease)
+
+
+@click.command()
+@click.argument("key")
+@click.argument("lease_id")
+@click.option("--lease-duration", type=DURATION, help="How long it is held from now on: longer than before.")
+@click.option("--data", help="A JSON object to keep in the lock instead of what is there; {} removes that.")
+@settings
+def renew(where: Settings, key: str, lease_id: str, lease_duration: float | None, data: str | None) -> None:
+    """Begin a lease anew: one heartbeat."""
+    locks = where.locks()
+    lease = locks.renew(locks.find(key, lease_id), duration=lease_duration, data=_object("data", data))
+    _print_lease(where, lease)
+
+
+@click.command()
+@click.argument("key")
+@click.argument("lease_id")
+@settings
+def release(where: Settings, key: str, lease_id: str) -> None:
+    """Give a lock back."""
+    locks = where.locks()
+    outcome = locks.give_back(locks.find(key, lease_id))
+    if isinstance(outcome, Lost):
+        raise LockNotHeldError(
+            f"The lease {lease_id} does not hold the lock {key!r} any more: {outcome.describe()}."
+        )
+    if isinstance(outcome, Abandoned):
+        holder = outcome.holder
+        click.echo(
+            f"{len(holder.inside)} processes are still inside: the lock is free when they have left, or "
+            f"{holder.lease_ms / 1000:g} s after the last one's heartbeat.",
+            err=True,
+        )
+
+
+@click.command()
+@click.argument("key")
+@settings
+def get(where: Settings, key: str) -> None:
+    """Show a lock, and who holds it."""
+    record = where.locks().get(key) or LockRecord(key, 1, 1, {}, token=0)
+    if where.as_json:
+        show.as_json(show.lock_values(record))
+        return
+    show.show(show.LOCK_COLUMNS, show.lock_rows([record]))
+    if record.data is not None:
+        click.echo(json.dumps(record.data, indent=2, default=str))
+
+
+@click.command("list")
+@click.option("--prefix", default="", help="Only locks whose keys begin like this.")
+@click.option("--held", is_flag=True, help="Only those that somebody holds.")
+@settings
+def list_(where: Settings, prefix: str, held: bool) -> None:
+    """Show all locks of the table. Reads all of it."""
+    records = _listed(where.locks(), prefix, held)
+    if where.as_json:
+        show.as_json([show.lock_values(each) for each in records])
+    else:
+        show.show(show.LOCK_COLUMNS, show.lock_rows(records))
+
+
+@click.command()
+@click.argument("keys", nargs=-1)
+@click.option("--prefix", default="", help="Only locks whose keys begin like this.")
+@click.option(
+    "--interval", type=DURATION, default=2.0, show_default="2s", help="Between two looks at the table."
+)
+@settings
+def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) -> None:
+    """Show some locks, or all that are held, as they change, until interrupted."""
+    from rich.console import Console
+    from rich.live import Live
+
+    locks, console = where.locks(), Console(highlight=False)
+
+    def records() -> list[LockRecord]:
+        if not keys:
+            return _listed(locks, prefix, held=True)
+        return [locks.get(key) or LockRecord(key, 1, 1, {}, token=0) for key in keys]
+
+    if where.as_json or not console.is_terminal:
+        before = None
+        while True:  # a line for each change
+            now = [show.lock_values(each) for each in records()]
+            seen = [
+                (each["key"], each["token"], [(h["lease_id"], h["ending"]) for h in each["holders"]])
+                for each in now
+            ]
+            if seen != before:
+                click.echo(json.dumps(now, default=str))
+                before = seen
+            time.sleep(interval)
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(show.table(show.LOCK_COLUMNS, show.lock_rows(records())), refresh=True)
+            time.sleep(interval)
+
+
+@click.command()
+@click.argument("key")
+@settings
+def waiters(where: Settings, key: str) -> None:
+    """Show who waits in line for a lock, the next one first."""
+    found = where.locks().waiters(key)
+    if where.as_json:
+        show.as_json([show.waiter_values(each) for each in found])
+    else:
+        show.show(show.WAITER_COLUMNS, show.waiter_rows(found))
+
+
+@click.command("break")
+@click.argument("key")
+@click.argument("lease_id", required=False)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@settings
+def break_(where: Settings, key: str, lease_id: str | None, yes: bool) -> None:
+    """Take a lock away from whoever holds it.
+
+    Its work may go on until the holder notices, at its next heartbeat: see first that it does not, or must not.
+    """
+    locks = where.locks()
+    record = locks.get(key)
+    if record is None or not record.holders:
+        raise LockNotHeldError(f"Nobody holds the lock {key!r}, so there is nothing to break.")
+    if lease_id is None:
+        if len(record.holders) > 1:
+            raise LockValueError(
+                f"The lock {key!r} has {len(record.holders)} holders: name one, dynamo-lock break KEY LEASE_ID."
+            )
+        lease_id = next(iter(record.holders))
+    holder = record.holders.get(lease_id)
+    if holder is not None and not yes:
+        click.echo(
+            f"The lock {key!r} is held by {holder.describe(record.read_at_ms)} (lease {lease_id}).", err=True
+        )
+        if not sys.stdin.isatty():
+            raise LockValueError("Nobody is here to be asked whether to break it: say --yes.")
+        click.confirm("Take it away?", abort=True, err=True)
+    locks.break_lock(key, lease_id)
+
+
+@click.command()
+@click.argument("key")
+@click.argument("number", type=int, required=False)
+@click.option("--unset", is_flag=True, help="Let those who acquire it say the capacity again.")
+@settings
+def capacity(where: Settings, key: str, number: int | None, unset: bool) -> None:
+    """Give a semaphore another capacity, held or not."""
+    if (number is None) != unset:
+        raise click.UsageError("Give either a NUMBER of slots or --unset.")
+    record = where.locks().set_capacity(key, number)
+    if where.as_json:
+        show.as_json(show.lock_values(record))
+    else:
+        show.show(show.LOCK_COLUMNS, show.lock_rows([record]))
+
+
+COMMANDS = (acquire, renew, release, get, list_, watch, waiters, break_, capacity)
+
+
+def _print_lease(where: Settings, lease: Lease) -> None:
+    if where.as_json:
+        show.as_json(lease.as_dict())
+    else:
+        click.echo(lease.lease_id)
+
+
+def _listed(locks: Any, prefix: str, held: bool) -> list[LockRecord]:
+    found = [each for each in locks.list(prefix) if each.holders or not held]
+    return sorted(found, key=lambda each: each.key)
+
+
+def _object(name: str, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise LockValueError(f"--{name} must be a JSON object, such as '{{\"ticket\": 4711}}'.")
+    return value
+
+
+def tell_place(standing: Standing) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"waiting: {standing.describe()}", err=True)

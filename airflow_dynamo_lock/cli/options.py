@@ -1,0 +1,197 @@
+"""The options that every command has, and how times are written."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache, partial, wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from airflow_dynamo_lock.defaults import DEFAULT_TABLE
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockValueError
+from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE, service_of
+
+if TYPE_CHECKING:
+    from airflow_dynamo_lock.client.sync import LockClient
+    from airflow_dynamo_lock.hooks import DynamoLockHook
+
+
+_UNITS = {
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "m": 60,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hr": 3600,
+    "hour": 3600,
+}
+_UNITS |= {"d": 86_400, "day": 86_400}
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A time, as people write it: ``90``, ``300s``, ``15m``, ``3 minutes``, ``100hrs``, ``1 day``. In seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, (int, float)):
+            return float(value)
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
+        number, unit = found.groups() if found else ("", "")
+        factor = 1 if not unit else _UNITS.get(unit) or _UNITS.get(unit.removesuffix("s"))
+        if not number or factor is None:
+            self.fail(f"{value!r} is no time: write '90', '300s', '15m', '3 minutes', '2 hours' or '1 day'.")
+        return float(number) * factor
+
+
+DURATION = Duration()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the lock table is, and how to talk about it.
+
+    :ivar sdk: a boto3 client of a service, the same each time: to make one takes a quarter of a second.
+    :ivar as_json: for programs, not for people.
+    """
+
+    table: str
+    sdk: Callable[[str], Any]
+    as_json: bool
+    format: str = NATIVE
+    partition_key: str | None = None
+    sort_key: str | None = None
+
+    @property
+    def aws(self) -> Any:
+        """The boto3 client of the service that the locks are in."""
+        return self.sdk(service_of(self.format))
+
+    def locks(self, **options: Any) -> LockClient:
+        """A client of the table.
+
+        :raises LockAccessError: none can be made.
+        """
+        from airflow_dynamo_lock.client.sync import LockClient
+
+        return LockClient(
+            self.aws,
+            table=self.table,
+            format=self.format,
+            partition_key=self.partition_key,
+            sort_key=self.sort_key,
+            **options,
+        )
+
+
+def settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that all have; it is called with `Settings` first."""
+
+    @wraps(command)
+    def called(
+        table: str | None,
+        conn_id: str | None,
+        region: str | None,
+        profile: str | None,
+        endpoint_url: str | None,
+        format: str,
+        partition_key: str | None,
+        sort_key: str | None,
+        as_json: bool,
+        verbose: bool,
+        **options: Any,
+    ) -> Any:
+        import logging
+
+        logging.basicConfig(
+            level=logging.INFO if verbose else logging.ERROR,
+            format="%(asctime)s %(message)s",
+            datefmt="%H:%M:%S",
+        )
+        if conn_id is None:
+            sdk = cache(partial(_by_sdk, region, profile, endpoint_url))
+            table = table or DEFAULT_TABLE
+            return command(Settings(table, sdk, as_json, format, partition_key, sort_key), **options)
+        if region or profile or endpoint_url or format != NATIVE or partition_key or sort_key:
+            raise click.UsageError(
+                "With --conn-id, the connection says the region, the profile, the endpoint, the format and its keys."
+            )
+        hook = airflow_hook(conn_id, verbose=verbose)
+        says = hook.settings
+        where = Settings(
+            table or says.table, cache(hook.sdk), as_json, says.format, says.partition_key, says.sort_key
+        )
+        return command(where, **options)
+
+    for option in (
+        click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is done."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+        click.option("--sort-key", help="The same for its sort key."),
+        click.option("--partition-key", help="How another library's table names that key, if not as usual."),
+        click.option(
+            "--format",
+            type=click.Choice(FORMATS),
+            default=NATIVE,
+            show_default=True,
+            envvar="DYNAMO_LOCK_FORMAT",
+            show_envvar=True,
+            help="The table's: ours, or another lock library's. With s3, the table is a bucket.",
+        ),
+        click.option("--endpoint-url", help="Of a DynamoDB that is not AWS's own."),
+        click.option("--profile", help="Of the AWS configuration."),
+        click.option("--region", help="The table's AWS region."),
+        click.option(
+            "--conn-id",
+            envvar="DYNAMO_LOCK_CONN_ID",
+            show_envvar=True,
+            help="The Airflow connection that says all this, where Airflow is installed.",
+        ),
+        click.option(
+            *("--table", "--tablename"),
+            "table",
+            envvar="DYNAMO_LOCK_TABLE",
+            show_envvar=True,
+            help=f"The lock table.  [default: {DEFAULT_TABLE}]",
+        ),
+    ):
+        called = option(called)
+    return called
+
+
+def _by_sdk(region: str | None, profile: str | None, endpoint_url: str | None, service: str) -> Any:
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    from airflow_dynamo_lock.client.wire import sdk_config
+
+    try:
+        session: Any = boto3.Session(profile_name=profile, region_name=region)
+        return session.client(service, endpoint_url=endpoint_url, config=sdk_config())
+    except (BotoCoreError, ValueError) as wrong:
+        raise LockAccessError(
+            f"No DynamoDB client can be made ({str(wrong).rstrip('.')}): "
+            "check --region, --profile and --endpoint-url."
+        ) from wrong
+
+
+def airflow_hook(conn_id: str, *, verbose: bool = False) -> DynamoLockHook:
+    """The hook of a connection, with Airflow loaded; its logs go to stderr, for stdout is for the answer.
+
+    :raises LockValueError: Airflow is not installed.
+    """
+    if not verbose:
+        os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "ERROR"
+    try:
+        with redirect_stdout(sys.stderr):
+            from airflow_dynamo_lock.hooks import DynamoLockHook
+    except ImportError as missing:
+        raise LockValueError(f"--conn-id needs Airflow, which is not here ({missing}).") from None
+    return DynamoLockHook(conn_id)

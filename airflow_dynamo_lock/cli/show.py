@@ -1,0 +1,158 @@
+"""What the commands print: tables on a terminal, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_dynamo_lock.protocol.limits import SHARED
+from airflow_dynamo_lock.protocol.model import readable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from airflow_dynamo_lock.protocol.model import Holder, LockRecord, Waiter
+
+LOCK_COLUMNS = ("lock", "state", "held by", "lease id", "since", "last heartbeat", "token")
+WAITER_COLUMNS = ("place", "who", "since", "gives up", "wants", "priority", "lease id")
+
+
+def as_json(value: Any) -> None:
+    """One JSON document on stdout; all in ASCII, since what others wrote might make a terminal do something."""
+    json.dump(value, sys.stdout, indent=2, default=str)
+    sys.stdout.write("\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Rows for people. Lease ids are never cut: they are there to be copied."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, no_wrap=column in ("lease id", "place", "since"), overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    return made
+
+
+def show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print them, as wide as they need where nobody watches."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 500
+    console.print(table(columns, rows))
+
+
+def lock_rows(records: Iterable[LockRecord]) -> list[tuple[str, ...]]:
+    """One row for each holder, or one for a free lock."""
+    rows: list[tuple[str, ...]] = []
+    for record in records:
+        holders: list[Holder | None] = list(record.holders.values()) or [None]
+        for number, holder in enumerate(holders):
+            name, kind = (readable(record.key), state(record)) if number == 0 else ("", "")
+            token = str(record.token or "") if number == 0 else ""
+            rows.append((name, kind, *_holder(holder, record.read_at_ms), token))
+    return rows
+
+
+def state(record: LockRecord) -> str:
+    """Free, held, shared by so many, or how many slots are taken."""
+    if record.capacity == SHARED and record.holders:
+        return f"shared by {len(record.holders)}"
+    if record.capacity in (1, SHARED) and not record.fixed:
+        return "held" if record.holders else "free"
+    return f"{record.capacity - record.available} of {record.capacity} slots"
+
+
+def _holder(holder: Holder | None, now_ms: int | None) -> tuple[str, str, str, str]:
+    if holder is None:
+        return "", "", "", ""
+    slots = f" ({holder.slots} slots)" if holder.slots > 1 else ""
+    notes = [f"{len(holder.inside)} inside"] if holder.inside else []
+    notes += ["resting"] if holder.resting else ["ending"] if holder.ending else []
+    who = readable(holder.owner) + slots + (f", {', '.join(notes)}" if notes else "")
+    beat = "" if holder.renewed_at_ms is None else ago(holder.renewed_at_ms, now_ms)
+    return who, readable(holder.lease_id), since(holder.acquired_at) if holder.acquired_at else "", beat
+
+
+def waiter_rows(waiters: Sequence[Waiter]) -> list[tuple[str, ...]]:
+    """One for each who waits, the next one first."""
+    return [
+        (
+            str(number),
+            readable(waiter.owner),
+            since(waiter.since),
+            "never" if waiter.until is None else since(waiter.until),
+            "to share" if waiter.mode == "shared" else f"{waiter.slots} of {waiter.capacity}",
+            str(waiter.priority),
+            readable(waiter.lease_id),
+        )
+        for number, waiter in enumerate(waiters, 1)
+    ]
+
+
+def since(at: datetime) -> str:
+    """A moment, for people: today's by its time of the day."""
+    same_day = at.date() == datetime.now(UTC).date()
+    return f"{at:%H:%M:%S}" if same_day else f"{at:%Y-%m-%d %H:%M}"
+
+
+def ago(then_ms: int, now_ms: int | None) -> str:
+    """How long ago that is, by the server's time where it tells it."""
+    now = now_ms if now_ms is not None else datetime.now(UTC).timestamp() * 1000
+    return f"{max(0.0, now - then_ms) / 1000:.0f} s ago"
+
+
+def lock_values(record: LockRecord) -> dict[str, Any]:
+    """A lock, for programs."""
+    return {
+        "key": record.key,
+        "held": bool(record.holders),
+        "mode": record.mode,
+        "capacity": None if record.capacity == SHARED else record.capacity,
+        "capacity_fixed": record.fixed,
+        "available": None if record.capacity == SHARED else record.available,
+        "token": record.token or None,
+        "data": record.data,
+        "holders": [
+            {
+                "lease_id": holder.lease_id,
+                "owner": holder.owner,
+                "slots": holder.slots,
+                "lease_seconds": holder.lease_ms / 1000,
+                "acquired_at": _iso(holder.acquired_at),
+                "renewed_at": _iso(holder.renewed_at),
+                "inside": sorted(holder.inside),
+                "ending": holder.ending,
+                "took_over": holder.took_over,
+                "about": dict(holder.about),
+            }
+            for holder in record.holders.values()
+        ],
+    }
+
+
+def waiter_values(waiter: Waiter) -> Mapping[str, Any]:
+    """One who waits, for programs."""
+    return {
+        "owner": waiter.owner,
+        "lease_id": waiter.lease_id,
+        "since": _iso(waiter.since),
+        "until": _iso(waiter.until),
+        "mode": waiter.mode,
+        "slots": waiter.slots,
+        "capacity": None if waiter.capacity == SHARED else waiter.capacity,
+        "priority": waiter.priority,
+        "about": dict(waiter.about),
+    }
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat(timespec="milliseconds")

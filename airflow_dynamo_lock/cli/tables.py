@@ -1,0 +1,30 @@
+"""``dynamo-lock table``: make the lock table, and look whether it is one."""
+
+from __future__ import annotations
+
+import click
+
+from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
+
+
+@click.group()
+def table() -> None:
+    """Make or check the lock table."""
+
+
+@table.command()
+@click.option("--streams", is_flag=True, help="With a stream of its changes, for quick hand-over.")
+@click.option("--wait-time", type=DURATION, default=60.0, show_default="60s", help="Until it can be used.")
+@settings
+def create(where: Settings, streams: bool, wait_time: float) -> None:
+    """Make the lock table: on-demand, time to live on. One that exists is checked instead."""
+    where.locks().create_table(timeout=wait_time, streams=streams)
+    click.echo(f"The lock table {where.table!r} is ready.", err=True)
+
+
+@table.command()
+@settings
+def check(where: Settings) -> None:
+    """See whether the table exists and can hold locks."""
+    where.locks().check_table()
+    click.echo(f"The lock table {where.table!r} is ready.", err=True)

@@ -1,0 +1,384 @@
+"""Keep a lease, and give it back.
+
+Each write is repeated only where its refusal shows that the world has moved in our favour, so an uncontended heartbeat
+and release are one request each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, in_time
+from airflow_dynamo_lock.protocol.errors import (
+    LockAccessError,
+    LockError,
+    LockRecordError,
+    LockUnavailableError,
+    LockValueError,
+)
+from airflow_dynamo_lock.protocol.formats.base import Format
+from airflow_dynamo_lock.protocol.line import Line
+from airflow_dynamo_lock.protocol.model import (
+    Abandoned,
+    Change,
+    Ending,
+    Holder,
+    Lease,
+    LeaseSet,
+    LockRecord,
+    Lost,
+    Released,
+    Renewed,
+    Term,
+)
+from airflow_dynamo_lock.protocol.staleness import Observer
+
+log = logging.getLogger("airflow_dynamo_lock")
+
+#: How often a write that is refused, but sees a reason to in the refusal, is tried again.
+ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a holder does, and whoever acts for him.
+
+    :ivar format: builds the requests and reads the records.
+    :ivar stamp: makes what each write attempt has of its own, anew for each.
+    :ivar observer: what this process has seen of holders.
+    :ivar line: where this process stands in line.
+    """
+
+    format: Format
+    stamp: Callable[[], Stamp]
+    observer: Observer
+    line: Line
+
+    def get(self, key: str) -> Operation[LockRecord | None]:
+        """The lock as it is now, None if it has never been used or is long forgotten."""
+        reply: Reply = yield self.format.get(key)
+        item = reply.output.get("Item")
+        return self.format.record(item, reply.server_ms) if item else None
+
+    def _record_after(
+        self, key: str, reply: Reply, within: float | None
+    ) -> Operation[tuple[LockRecord | None, Reply]]:
+        """The lock as the refusal showed it, or, where the engine does not show it, as a read finds it (rule R2)."""
+        item = reply.output.get("Item")
+        if not item:
+            reply = yield in_time(self.format.get(key), within)
+            item = reply.output.get("Item")
+        return (self.format.record(item, reply.server_ms) if item else None), reply
+
+    # -- keep ---------------------------------------------------------------------------------------------------
+
+    def heartbeat(
+        self, key: str, lease_id: str, lease_ms: int, *, within: float | None = None
+    ) -> Operation[Renewed | Lost]:
+        """Show that the holder lives."""
+        outcome = yield from self._beat(
+            key, lease_id, partial(self.format.heartbeat, key, lease_id, lease_ms), within
+        )
+        assert not isinstance(outcome, Ending)  # it does not mind
+        return outcome
+
+    def _beat(
+        self,
+        key: str,
+        lease_id: str,
+        write: Callable[[Stamp, str | None], Request],
+        within: float | None,
+        *,
+        unless_ending: bool = False,
+        change: Change | None = None,
+    ) -> Operation[Renewed | Ending | Lost]:
+        """Carry a sign of life out. Where it is refused because the record has a newer stamp than its own, or none to
+        compare with, it is written again with a fresh stamp, against the version that the refusal showed.
+
+        A process that has had no answer yet asks before it writes, to learn the server's time: a write without a stamp
+        could not be told from one that arrives late, which would bring an old version back.
+
+        :param write: makes it, given a stamp and the version that was seen.
+        :param unless_ending: it is refused once the lease was abandoned, too.
+        :param change: what else it writes.
+        :raises LockValueError: that would shorten the lease.
+        """
+        seen: str | None = None
+        first = stamp = self.stamp()
+        if not stamp.answered:
+            yield in_time(self.format.get(key), within)
+            stamp = self.stamp()
+        for _ in range(ROUNDS):
+            left = None if within is None else within - (stamp.at - first.at)
+            reply: Reply = yield in_time(write(stamp, seen), left)
+            if not reply.refused:
+                record = self.format.record(reply.output["Attributes"], reply.server_ms)
+                return Renewed(record.holders[lease_id], stamp.at)
+            if within is not None:
+                left = max(0.0, within - (reply.received_at - first.at))
+            found, _ = yield from self._record_after(key, reply, left)
+            holder = found.holders.get(lease_id) if found is not None else None
+            if holder is None:
+                return Lost(found)
+            if holder.version == stamp.version:
+                return Renewed(holder, stamp.at)  # by the attempt before the refused one (rule R5)
+            if unless_ending and holder.ending:
+                return Ending(holder)
+            if change is not None and change.lease_ms is not None and change.lease_ms < holder.lease_ms:
+                raise LockValueError(
+                    f"The lease {lease_id} of the lock {key!r} lasts {holder.lease_ms / 1000:g} s and cannot be made "
+                    f"shorter ({change.lease_ms / 1000:g} s), since somebody may count on it."
+                )
+            seen, stamp = holder.version, self.stamp()
+            if within is not None and stamp.at - first.at >= within:
+                break
+        raise LockUnavailableError(
+            f"The lease {lease_id} of the lock {key!r} is there, but was written to by others each time that it was "
+            "tried here.",
+            maybe_applied=False,
+        )
+
+    def heartbeat_all(
+        self, leases: Sequence[Lease], *, within: float | None = None, change: Change | None = None
+    ) -> Operation[Renewed | Ending | Lost]:
+        """Show that the holder of some leases lives, in one request: `Lost` if one of them is, else `Renewed`, with the
+        one that runs out first.
+
+        :param leases: as they are to be afterwards.
+        :param change: what else is written to each of them; only to one that is not `Ending`.
+        """
+        if len(leases) > 1:
+            sent_at = yield from self._beat_all(leases, within, change)
+            if sent_at is not None:
+                return Renewed(_as_renewed(min(leases, key=lambda each: each.lease_ms)), sent_at)
+        renewed: list[Renewed] = []
+        for lease in leases:
+            outcome = yield from self._beat_one(lease, within, change)
+            if not isinstance(outcome, Renewed):
+                return outcome
+            renewed.append(outcome)
+        first = min(renewed, key=lambda each: each.holder.lease_ms)
+        return Renewed(first.holder, min(each.sent_at for each in renewed))
+
+    def _beat_one(
+        self, lease: Lease, within: float | None, change: Change | None
+    ) -> Operation[Renewed | Ending | Lost]:
+        named = lease.key, lease.lease_id, lease.lease_ms
+        if change is None:
+            return (yield from self.heartbeat(*named, within=within))
+        write = partial(self.format.heartbeat_unless_ending, *named, change=change)
+        return (
+            yield from self._beat(lease.key, lease.lease_id, write, within, unless_ending=True, change=change)
+        )
+
+    def _beat_all(
+        self, leases: Sequence[Lease], within: float | None, change: Change | None = None
+    ) -> Operation[float | None]:
+        """Beat for leases of which none is ending, in one transaction. When it was sent; None if it is refused."""
+        if not self.stamp().answered:
+            yield in_time(self.format.get(leases[0].key), within)
+        stamps = [self.stamp() for _ in leases]
+        writes = [
+            self.format.heartbeat_unless_ending(
+                lease.key, lease.lease_id, lease.lease_ms, stamp, change=change or Change()
+            )
+            for lease, stamp in zip(leases, stamps, strict=True)
+        ]
+        try:
+            reply: Reply = yield in_time(self.format.transaction(writes), within)
+        except LockRecordError:
+            return None  # one of the records is damaged
+        return None if reply.refused else stamps[0].at
+
+    def keep_alive(self, leases: Sequence[Lease], interval: float, term: Term) -> Operation[None]:
+        """Beat every `interval` seconds until one of the leases is lost, which `term` then tells.
+
+        A beat that fails is tried again until the lease's own deadline, and none may take longer than that: its
+        holder gives up in time even if the network never answers (rule R4).
+
+        :param leases: their `lease_ms` is for how long this holder counts on a beat: at most the lease that the record
+            shows.
+        """
+        pause = interval
+        lease_ms = min(each.lease_ms for each in leases)
+        while True:
+            yield Sleep(min(pause, term.remaining()))
+            remaining = term.remaining()
+            if remaining <= 0:
+                term.lose("no heartbeat has succeeded in time")
+                return
+            try:
+                outcome = yield from self.heartbeat_all(leases, within=remaining)
+            except LockError as failure:
+                log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(tuple(leases)), failure)
+                pause = min(interval, 1.0)
+                continue
+            assert not isinstance(outcome, Ending)  # it does not mind
+            if isinstance(outcome, Lost):
+                term.lose(outcome.describe())
+                return
+            log.debug("Heartbeat of %s.", LeaseSet(tuple(leases)))
+            # An abandoned lease is the shorter one that the record shows now.
+            term.renewed(outcome.sent_at, min(lease_ms, outcome.holder.lease_ms))
+            pause = interval
+
+    def keep(self, leases: Sequence[Lease], interval: float) -> Operation[Ending | Lost]:
+        """The keeper's work (rule R9): beat for those who are or will be inside, until the leases are gone or
+        abandoned. Returns what has become of the last one.
+
+        Nobody relies on the keeper's own view of the lease. So it has no deadline: it goes on after a failure of any
+        length, for as long as the record shows the lease. A beat that the abandoning has overtaken changes nothing, or
+        a keeper that Airflow starts once more would keep the lease of a dead process alive.
+        """
+        denied = 0.0  # seconds for which access has been denied
+        kept = list(leases)
+        ended: Ending | Lost | LockError | None = None
+        while True:
+            try:
+                if len(kept) == 1 or (yield from self._beat_all(kept, None)) is None:
+                    for lease in list(kept):
+                        outcome = yield from self._keep_one(lease)
+                        if not isinstance(outcome, Renewed):
+                            kept.remove(lease)
+                            # What fails for one is no reason to leave the others, but has to be told at the end.
+                            ended = ended if isinstance(ended, LockError) else outcome
+            except LockAccessError as failure:
+                # Credentials are replaced now and then. But for ever it would only hide what is wrong.
+                if denied * 1000 >= kept[0].lease_ms:
+                    raise
+                pause = min(interval, 1.0)
+                denied += pause
+                log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(tuple(kept)), failure)
+            except LockUnavailableError as failure:
+                pause, denied = min(interval, 1.0), 0.0
+                log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(tuple(kept)), failure)
+            else:
+                if ended is not None and not kept:
+                    if isinstance(ended, LockError):
+                        raise ended
+                    return ended
+                log.debug("Heartbeat of %s.", LeaseSet(tuple(kept)))
+                pause, denied = interval, 0.0
+            yield Sleep(pause)
+
+    def _keep_one(self, lease: Lease) -> Operation[Renewed | Ending | Lost | LockError]:
+        try:
+            return (yield from self._beat_one(lease, None, Change()))
+        except (LockAccessError, LockUnavailableError):
+            raise
+        except LockError as failure:
+            return failure
+
+    def enter(
+        self, key: str, lease_id: str, process: str, lease_ms: int, *, within: float | None = None
+    ) -> Operation[Renewed | Ending | Lost]:
+        """Note that a guarded process is inside (rule R8)."""
+        write = partial(self.format.enter, key, lease_id, process, lease_ms)
+        return (yield from self._beat(key, lease_id, write, within, unless_ending=True))
+
+    # -- give back ----------------------------------------------------------------------------------------------
+
+    def leave(
+        self, key: str, lease_id: str, process: str, slots: int, lease_ms: int, grace_ms: int
+    ) -> Operation[Released | Renewed | Lost]:
+        """Note that a guarded process has left; the last one to leave an abandoned lease releases it (rule R8)."""
+        reply: Reply = yield self.format.leave(key, lease_id, process, lease_ms, self.stamp())
+        if reply.refused:
+            record, _ = yield from self._record_after(key, reply, None)
+            return Lost(record)
+        holder = self.format.record(reply.output["Attributes"], reply.server_ms).holders[lease_id]
+        if holder.ending and not holder.inside:
+            outcome = yield from self.release(key, lease_id, slots, grace_ms, heard=True)
+            if not isinstance(outcome, Abandoned):
+                return outcome
+        return Renewed(holder, reply.sent_at)
+
+    def release(
+        self, key: str, lease_id: str, slots: int, grace_ms: int, *, heard: bool
+    ) -> Operation[Released | Abandoned | Lost]:
+        """Give the slots back; while processes are inside, abandon the lease instead (rule R8).
+
+        :param heard: somebody was told of the grant.
+        """
+        reply: Reply
+        retried = False
+        try:
+            reply = yield self.format.release(key, lease_id, slots, self.stamp(), heard=heard)
+        except LockUnavailableError as unknown:
+            if not unknown.maybe_applied:
+                raise
+            retried = True
+            reply = yield self.format.release(key, lease_id, slots, self.stamp(), heard=heard)
+        if not reply.refused:
+            return Released()
+        retried |= reply.retried
+        record, _ = yield from self._record_after(key, reply, None)
+        if record is not None and lease_id in record.holders:
+            holder = record.holders[lease_id]
+            slots = holder.slots  # a lease that came from elsewhere may say another number
+            if holder.resting:
+                return Released(holder.hold_until_ms)
+            stamp = self.stamp()
+            # Not longer than was asked for, should the time have been a wrong clock's.
+            until_ms = holder.hold_until_ms or 0
+            rest_ms = min(until_ms - stamp.best_ms, until_ms - (holder.acquired_at_ms or 0))
+            if not holder.inside and rest_ms > 0:
+                reply = yield self.format.rest(key, holder, rest_ms, stamp)
+                if reply.refused:
+                    return (yield from self.release(key, lease_id, slots, grace_ms, heard=heard))
+                return Released(holder.hold_until_ms)
+            abandon = partial(self.format.abandon, key, lease_id, grace_ms)
+            outcome = yield from self._beat(key, lease_id, abandon, None, unless_ending=True)
+            if isinstance(outcome, Ending) or (isinstance(outcome, Renewed) and outcome.holder.inside):
+                return Abandoned(outcome.holder)
+            if isinstance(outcome, Renewed):
+                # The last process left between the two writes and could not know that it was to release.
+                return (yield from self.release(key, lease_id, slots, grace_ms, heard=heard))
+            record = outcome.record
+        # Not there: the attempt before the refused one has removed it, or it was gone already (rule R5).
+        return Released() if retried else Lost(record)
+
+    def release_all(
+        self, leases: Sequence[Lease], *, heard: bool
+    ) -> Operation[list[Released | Abandoned | Lost]]:
+        """Give all of them back, in one request if that is possible for all of them."""
+        unsure = False
+        if len(leases) > 1:
+            releases = [
+                self.format.release(each.key, each.lease_id, each.slots, self.stamp(), heard=heard)
+                for each in leases
+            ]
+            try:
+                reply: Reply = yield self.format.transaction(releases)
+                if not reply.refused:
+                    return [Released() for _ in leases]
+                unsure = reply.retried
+            except LockUnavailableError as unknown:
+                unsure = unknown.maybe_applied
+            except LockRecordError as damaged:
+                log.debug("Giving %s back one by one: %s", LeaseSet(tuple(leases)), damaged)
+        outcomes: list[Released | Abandoned | Lost] = []
+        broken: LockRecordError | None = None
+        for lease in leases:
+            try:
+                outcome = yield from self.release(
+                    lease.key, lease.lease_id, lease.slots, lease.grace_ms, heard=heard
+                )
+            except LockRecordError as damaged:
+                broken = damaged  # no reason to leave the others
+                continue
+            # Not there: the transaction has removed it (rule R5).
+            outcomes.append(Released() if unsure and isinstance(outcome, Lost) else outcome)
+        if broken is not None:
+            raise broken
+        return outcomes
+
+
+def _as_renewed(lease: Lease) -> Holder:
+    """A holder as a transaction leaves it, which does not show it."""
+    return Holder(
+        lease.lease_id, lease.owner, lease.slots, lease.lease_ms, lease.grace_ms, "", lease.acquired_at_ms
+    )

@@ -1,0 +1,45 @@
+"""Places in line: how urgent, which number, and what makes it unique; in the order of their text."""
+
+from __future__ import annotations
+
+from airflow_dynamo_lock.protocol.effects import Stamp
+from airflow_dynamo_lock.protocol.limits import MOST_URGENT
+from airflow_dynamo_lock.protocol.model import LockRecord
+
+
+# The most urgent sort first. The number makes the order in which they came, the rest makes each place unique, also
+# where the numbers begin anew because the record was forgotten.
+def place_of(priority: int, number: int, unique: str) -> str:
+    """A place in line."""
+    return f"{_urgency(priority)}/{number:015d}/{unique}"
+
+
+def next_number(seen: LockRecord | None, stamp: Stamp) -> int:
+    """The number that is drawn next. The first one is the time, so that they go on growing where a record was forgotten
+    while there was somebody in line."""
+    return (seen.tickets if seen is not None and seen.tickets else stamp.best_ms) + 1
+
+
+def front_of(priority: int, number: int) -> str:
+    """The mark that says that nobody stands before who drew that number."""
+    return f"{_urgency(priority)}/{number:015d}"
+
+
+def mark_after(place: str) -> str:
+    """The mark that says that nobody stands before that place, or in it."""
+    return f"{in_class(place)}/{number_of(place) + 1:015d}"
+
+
+def in_class(place: str) -> str:
+    """How urgent, of a place or a mark between places: the smaller the sooner."""
+    return place.split("/")[0]
+
+
+def number_of(place: str) -> int:
+    """Which number was drawn for a place, or for a mark between places."""
+    number = [*place.split("/"), "", ""][1]
+    return int(number) if number.isdecimal() else 0
+
+
+def _urgency(priority: int) -> str:
+    return f"{MOST_URGENT - priority:04d}"

@@ -1,0 +1,101 @@
+"""A lock table, and a terminal to use it from."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock.cli.main import carried_out
+from tests.engines import REGION, MotoServer
+
+DYNAMO_LOCK = str(Path(sys.executable).with_name("dynamo-lock"))
+TABLE = "airflow_locks"
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs `dynamo-lock`.
+
+    :ivar environment: more of it, beside the tests' own; None is not there.
+    """
+
+    environment: dict[str, str | None]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def __call__(self, *arguments: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
+        """To its end, in this process: loading the SDK takes one of its own a second.
+
+        :param environment: more of it.
+        """
+        out, complaints = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(complaints):
+            for name, value in {**self.environment, **environment}.items():
+                if value is None:
+                    patch.delenv(name, raising=False)
+                else:
+                    patch.setenv(name, value)
+            code = carried_out([*arguments])
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), complaints.getvalue())
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """To its end, as it is installed; its input is empty."""
+        running = self.start(*arguments)
+        out, complaints = running.communicate(timeout=60)
+        return subprocess.CompletedProcess(arguments, running.returncode, out, complaints)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """As it is installed, in the background."""
+        known = {**os.environ, **self.environment}
+        running = subprocess.Popen(
+            [DYNAMO_LOCK, *arguments],
+            env={name: value for name, value in known.items() if value is not None},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Where the tests run in the background, SIGINT is ignored, and what ignores it passes that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        self.started.append(running)
+        return running
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[MotoServer]:
+    """A DynamoDB with an empty lock table."""
+    with MotoServer() as served:
+        LockClient(served.client(), table=TABLE).create_table()
+        yield served
+
+
+@pytest.fixture
+def locks(engine: MotoServer) -> LockClient:
+    """Somebody else's client."""
+    return LockClient(engine.client(), table=TABLE, owner="somebody else")
+
+
+@pytest.fixture
+def shell(engine: MotoServer) -> Iterator[Shell]:
+    """With the engine for AWS. What it has started ends with the test."""
+    urls = {f"AWS_ENDPOINT_URL_{service}": engine.endpoint_url for service in ("DYNAMODB", "S3")}
+    shell = Shell({**urls, "AWS_DEFAULT_REGION": REGION})
+    yield shell
+    for running in shell.started:
+        running.kill()
+        running.communicate()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A lock of the test's own."""
+    return str(request.node.name)

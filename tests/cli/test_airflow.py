@@ -1,0 +1,58 @@
+"""``airflow dynamo-lock``, and the table of a connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from airflow_dynamo_lock import LockClient
+from tests.cli.conftest import TABLE, Shell
+from tests.engines import REGION, MotoServer
+
+
+@pytest.fixture
+def connection(engine: MotoServer) -> str:
+    """As in ``AIRFLOW_CONN_…``."""
+    extra = {"table": TABLE, "endpoint_url": engine.endpoint_url, "region_name": REGION}
+    return json.dumps({"conn_type": "dynamo_lock", "extra": extra})
+
+
+def test_airflow_has_the_commands(connection: str, locks: LockClient, key: str) -> None:
+    lease = locks.acquire(key)
+    result = subprocess.run(
+        [sys.executable, "-m", "airflow", "dynamo-lock", "get", key, "--json"],
+        env={**os.environ, "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": connection},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    (holder,) = json.loads(result.stdout)["holders"]
+    assert holder["lease_id"] == lease.lease_id
+
+
+def test_a_connection_names_the_table(shell: Shell, connection: str, locks: LockClient, key: str) -> None:
+    nowhere: dict[str, str | None] = {
+        "AWS_ENDPOINT_URL_DYNAMODB": "http://127.0.0.1:1",
+        "AIRFLOW_CONN_TEAM": connection,
+    }
+    acquired = replace(shell, environment=nowhere).run("acquire", key, "--conn-id", "team")
+    assert (acquired.returncode, acquired.stderr) == (0, "")
+    record = locks.get(key)
+    assert record is not None
+    assert acquired.stdout.strip() in record.holders
+
+
+def test_a_connection_that_is_not_there(shell: Shell, key: str) -> None:
+    refused = shell.run("acquire", key, "--conn-id", "nobody")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "There is no connection 'nobody'" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    both = shell.run("acquire", key, "--conn-id", "nobody", "--region", "eu-central-1")
+    assert "the connection says the region" in both.stderr

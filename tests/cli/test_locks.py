@@ -1,0 +1,276 @@
+"""The commands on locks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from airflow_dynamo_lock import LockClient
+from tests.cli.conftest import Shell
+
+DONE, FAILED, USAGE, NOT_OURS = 0, 1, 2, 3
+
+
+def said(result: subprocess.CompletedProcess[str], code: int) -> str:
+    """What it says on stderr, in one line, when it exits with that; and no traceback."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr.strip()
+
+
+# -- acquire, renew, release ------------------------------------------------------------------------------------------
+
+
+def test_acquire_prints_the_lease_id_and_nothing_else_and_release_takes_it(
+    shell: Shell, locks: LockClient, key: str
+) -> None:
+    acquired = shell.run(
+        "acquire", key, "--owner", "ada", "--lease-duration", "15 minutes", "--data", '{"a": 1}'
+    )
+    lease_id = acquired.stdout.strip()
+
+    assert said(acquired, DONE) == ""
+    assert acquired.stdout == f"{lease_id}\n"
+    record = locks.get(key)
+    assert record is not None
+    assert (record.data, record.holders[lease_id].owner, record.holders[lease_id].lease_ms) == (
+        {"a": 1},
+        "ada",
+        900_000,
+    )
+
+    renewed = shell("renew", key, lease_id)
+    assert renewed.stdout == f"{lease_id}\n"
+    assert said(shell.run("release", key, lease_id), DONE) == ""
+    assert "does not hold the lock" in said(shell("release", key, lease_id), NOT_OURS)
+    assert "does not hold the lock" in said(shell("renew", key, lease_id), NOT_OURS)
+
+
+def test_a_lock_that_is_held_is_refused_and_the_refusal_says_by_whom(
+    shell: Shell, locks: LockClient, key: str
+) -> None:
+    locks.acquire(key)
+
+    for options in (["--no-wait"], ["--wait-time", "0.5s"]):
+        refused = shell("acquire", key, *options)
+        assert refused.stdout == ""
+        assert "Locked by somebody else since" in said(refused, NOT_OURS)
+
+
+def test_acquire_waits_for_the_lock(shell: Shell, locks: LockClient, key: str) -> None:
+    lease = locks.acquire(key)
+    waiting = shell.start("acquire", key)
+    while not locks.waiters(key):
+        time.sleep(0.05)
+    locks.release(lease)
+
+    out, _ = waiting.communicate(timeout=30)
+
+    assert waiting.returncode == DONE
+    record = locks.get(key)
+    assert record is not None
+    assert out.strip() in record.holders
+
+
+def test_slots_of_a_semaphore_and_shared_locks(shell: Shell, key: str) -> None:
+    for _ in range(2):
+        assert said(shell("acquire", key, "--capacity", "2", "--no-wait"), DONE) == ""
+    assert "Locked by" in said(shell("acquire", key, "--capacity", "2", "--no-wait"), NOT_OURS)
+    assert "with a capacity of 2, not 5" in said(shell("acquire", key, "--capacity", "5"), USAGE)
+
+    for _ in range(2):
+        assert said(shell("acquire", f"{key}/file", "--mode", "shared", "--no-wait"), DONE) == ""
+    assert "Locked by" in said(shell("acquire", f"{key}/file", "--no-wait"), NOT_OURS)
+
+
+# -- look -------------------------------------------------------------------------------------------------------------
+
+
+def test_get_list_and_waiters_show_what_there_is(shell: Shell, locks: LockClient, key: str) -> None:
+    lease = locks.acquire(key)
+    waiting = shell.start("acquire", key, "--owner", "bob", "--wait-time", "1 hour")
+    try:
+        while not locks.waiters(key):
+            time.sleep(0.05)
+
+        assert lease.lease_id in shell("get", key).stdout
+        (holder,) = json.loads(shell("get", key, "--json").stdout)["holders"]
+        assert (holder["lease_id"], holder["owner"]) == (lease.lease_id, "somebody else")
+        assert "bob" in shell("waiters", key).stdout
+        (waiter,) = json.loads(shell("waiters", key, "--json").stdout)
+        assert waiter["owner"] == "bob"
+        (listed,) = json.loads(shell("list", "--prefix", key, "--json").stdout)
+        assert (listed["key"], listed["held"]) == (key, True)
+        assert lease.lease_id in shell("list").stdout
+    finally:
+        waiting.kill()
+        waiting.communicate()
+
+
+def test_a_lock_never_used_is_free(shell: Shell, key: str) -> None:
+    assert "free" in shell("get", key).stdout
+    assert json.loads(shell("get", key, "--json").stdout)["held"] is False
+    assert json.loads(shell("list", "--held", "--prefix", key, "--json").stdout) == []
+
+
+def test_watch_prints_a_line_for_each_change(shell: Shell, locks: LockClient, key: str) -> None:
+    watching = shell.start("watch", key, "--interval", "0.1s")
+    try:
+        assert watching.stdout
+        assert json.loads(watching.stdout.readline())[0]["held"] is False
+        locks.acquire(key)
+        assert json.loads(watching.stdout.readline())[0]["held"] is True
+    finally:
+        watching.send_signal(2)
+        _, complaints = watching.communicate(timeout=10)
+    assert watching.returncode == 130
+    assert complaints.strip() == ""
+
+
+# -- for people at night ----------------------------------------------------------------------------------------------
+
+
+def test_break_says_whose_it_is_and_asks_first(shell: Shell, locks: LockClient, key: str) -> None:
+    locks.acquire(key)
+
+    refused = said(shell("break", key), USAGE)
+    assert "held by somebody else" in refused
+    assert "say --yes" in refused
+    assert said(shell("break", key, "--yes"), DONE) == ""
+    assert locks.try_acquire(key)
+    assert "does not hold the lock" in said(shell("break", key, "nobody", "--yes"), NOT_OURS)
+    assert "nothing to break" in said(shell("break", f"{key}/other"), NOT_OURS)
+
+
+def test_the_capacity_of_a_semaphore_is_set_and_unset(shell: Shell, locks: LockClient, key: str) -> None:
+    assert json.loads(shell("capacity", key, "3", "--json").stdout)["capacity_fixed"] is True
+    locks.acquire(key, capacity=9)
+    record = locks.get(key)
+    assert record is not None
+    assert record.capacity == 3
+    assert json.loads(shell("capacity", key, "--unset", "--json").stdout)["capacity_fixed"] is False
+    assert "either a NUMBER" in said(shell("capacity", key), USAGE)
+
+
+def test_doctor_finds_nothing_wrong(shell: Shell) -> None:
+    result = shell.run("doctor", "--json")
+    assert result.returncode == DONE, result.stdout
+    found = {each["what"]: each["verdict"] for each in json.loads(result.stdout)}
+    assert {found["AWS"], found["table"], found["permissions"], found["clock"]} == {"ok"}
+
+
+def test_table_create_makes_one_that_check_finds_good(shell: Shell, key: str) -> None:
+    name = "a_table_of_its_own"
+    assert f"'{name}' does not exist" in said(shell("table", "check", "--table", name), FAILED)
+    assert "is ready" in said(shell("table", "create", "--tablename", name), DONE)
+    assert "is ready" in said(shell("table", "check", DYNAMO_LOCK_TABLE=name), DONE)
+    assert said(shell("acquire", key, "--table", name), DONE) == ""
+
+
+# -- what is wrong, in one sentence -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["acquire", "k", "--lease-duration", "3 wibbles"], "'3 wibbles' is no time"),
+        (["acquire", "k", "--slots", "3", "--capacity", "2"], "3 slots can never be free"),
+        (["acquire", "k", "--mode", "shared", "--capacity", "2"], "shared mode"),
+        (["acquire", "k", "--data", "[1]"], "must be a JSON object"),
+        (["acquire", "k", "--priority", "much"], "not a valid integer"),
+        (["acquire", ""], "must not be empty"),
+        (["acquire"], "Missing argument 'KEY'"),
+        (["release", "k"], "Missing argument 'LEASE_ID'"),
+        (["acquire", "k", "--table", "a table"], "cannot be the name of the lock table"),
+        (["capacity", "k", "0"], "capacity must be a whole number of at least 1"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["get", "k", "--format", "redis"], "'redis' is not one of"),
+        (["waiters", "k", "--format", "awsflock"], "cannot have a line"),
+        (["capacity", "k", "3", "--format", "s3"], "more than one slot"),
+        (["acquire", "k", "--format", "dyndbmutex", "--data", '{"a": 1}'], "cannot keep data"),
+        (["acquire", "a::-", "--format", "python-dynamodb-lock"], "'partition key::sort key'"),
+        (["get", "k", "--partition-key", "id"], "give no partition_key"),
+        (["table", "create", "--format", "s3"], "make it as you make your other buckets"),
+        (["migrate", "k"], "Missing option '--from-format'"),
+        (["run", "k"], "Missing argument 'COMMAND...'"),
+    ],
+)
+def test_wrong_arguments(shell: Shell, arguments: list[str], sentence: str) -> None:
+    assert sentence in said(shell(*arguments), USAGE)
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "credentials"),
+        ({"AWS_PROFILE": "nobody"}, "profile"),
+        ({"AWS_DEFAULT_REGION": None}, "region"),
+        ({"AWS_ENDPOINT_URL_DYNAMODB": "http://127.0.0.1:1"}, "127.0.0.1:1"),
+        ({"DYNAMO_LOCK_TABLE": "nowhere"}, "'nowhere' does not exist"),
+    ],
+    ids=["no credentials", "no such profile", "no region", "a dead endpoint", "no table"],
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["acquire", "k"],
+        ["renew", "k", "l"],
+        ["release", "k", "l"],
+        ["get", "k"],
+        ["list"],
+        ["watch"],
+        ["waiters", "k"],
+        ["break", "k"],
+        ["capacity", "k", "2"],
+        ["table", "check"],
+        ["migrate", "--from-format", "awsflock", "--from-table", "nowhere"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_is_missing(
+    shell: Shell, arguments: list[str], environment: dict[str, str | None], sentence: str
+) -> None:
+    short = ["--wait-time", "0"] if arguments[0] == "acquire" else []
+    complaint = said(shell(*arguments[:1], *short, *arguments[1:], **environment), FAILED)
+    assert sentence in complaint
+    assert len(complaint.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "what", "sentence"),
+    [
+        ({"DYNAMO_LOCK_TABLE": "nowhere"}, "table", "'nowhere' does not exist"),
+        ({"AWS_ENDPOINT_URL_DYNAMODB": "http://127.0.0.1:1"}, "table", "127.0.0.1:1"),
+        ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "AWS", "no AWS credentials"),
+        ({"AWS_DEFAULT_REGION": None}, "AWS", "region"),
+    ],
+    ids=["no table", "a dead endpoint", "no credentials", "no region"],
+)
+def test_doctor_says_what_is_missing(
+    shell: Shell, environment: dict[str, str | None], what: str, sentence: str
+) -> None:
+    result = replace(shell, environment={**shell.environment, **environment}).run("doctor", "--json")
+    assert result.returncode == FAILED
+    (found,) = (each for each in json.loads(result.stdout) if each["verdict"] == "BAD")
+    assert found["what"] == what
+    assert sentence in found["found"]
+
+
+def test_help_loads_neither_airflow_nor_the_sdk() -> None:
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, airflow_dynamo_lock.cli.main\n"
+            "print([each for each in ('airflow', 'boto3', 'botocore', 'rich') if each in sys.modules])",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout.strip() == "[]"

@@ -1,0 +1,182 @@
+"""Locks of other libraries are moved to our table, and at no moment could both sides hold one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import IO
+
+import pytest
+
+from airflow_dynamo_lock import LockClient
+from tests.cli.conftest import TABLE, Shell
+from tests.engines import REGION, MotoServer
+from tests.formats import items
+from tests.formats.conftest import FOREIGN, Place, make_place
+
+
+@dataclass
+class Side:
+    place: Place
+    locks: LockClient
+
+
+@pytest.fixture(params=FOREIGN)
+def theirs(request: pytest.FixtureRequest, engine: MotoServer) -> Side:
+    """The other library's table, and somebody who uses it."""
+    place = make_place(request.param, engine, REGION)
+    return Side(place, LockClient(place.sdk, table=place.table, format=place.format, owner="their program"))
+
+
+def arguments(side: Side, *more: str) -> list[str]:
+    return ["migrate", "--from-format", side.place.format, "--from-table", side.place.table, *more]
+
+
+def lines(stream: IO[str] | None) -> SimpleQueue[str]:
+    """What a process prints, as it comes."""
+    heard: SimpleQueue[str] = SimpleQueue()
+    assert stream is not None
+
+    def hear() -> None:
+        for line in stream:
+            heard.put(line)
+
+    Thread(target=hear, daemon=True).start()
+    return heard
+
+
+def test_a_free_lock_is_moved_and_back(shell: Shell, locks: LockClient, theirs: Side, key: str) -> None:
+    moved = shell(*arguments(theirs), key)
+    assert (moved.returncode, f"moved  {key}" in moved.stdout.splitlines()) == (0, True), moved.stderr
+    assert theirs.locks.try_acquire(key) is None
+    record = theirs.locks.get(key)
+    assert record
+    assert f"moved to {TABLE}" in record.describe()
+    with locks.lock(key, timeout=0):
+        again = shell(*arguments(theirs), key)
+        assert (again.returncode, f"moved  {key}" in again.stdout.splitlines()) == (0, True), again.stderr
+        refused = shell(*arguments(theirs), "--undo", "--wait-time", "0", key)
+        assert refused.returncode == 3
+        assert "somebody else" in refused.stderr
+    back = shell(*arguments(theirs), "--undo", key)
+    assert (back.returncode, f"back  {key}" in back.stdout.splitlines()) == (0, True), back.stderr
+    assert locks.try_acquire(key) is None, "it is theirs now"
+    assert theirs.locks.release(theirs.locks.acquire(key, timeout=0))
+    assert shell(*arguments(theirs), key).returncode == 0
+    assert locks.release(locks.acquire(key, timeout=0)), "and ours again"
+
+
+def test_a_lock_that_they_hold_is_moved_when_it_is_free(
+    shell: Shell, locks: LockClient, theirs: Side, key: str
+) -> None:
+    lease = theirs.locks.acquire(key)
+    moving = shell.start(*arguments(theirs), key)
+    said, complained = lines(moving.stdout), lines(moving.stderr)
+    while key not in (waiting := complained.get(timeout=30)):
+        pass
+    assert "their program" in waiting
+    assert theirs.place.table in waiting
+    assert locks.try_acquire(key) is None, "they hold it"
+    while not said.empty():  # others' locks are moved meanwhile
+        assert key not in said.get()
+    assert theirs.locks.release(lease)
+    while said.get(timeout=30) != f"moved  {key}\n":
+        pass
+    assert moving.wait(30) == 0
+    assert theirs.locks.try_acquire(key) is None
+    assert locks.release(locks.acquire(key, timeout=0))
+    shell(*arguments(theirs), "--undo", key)
+
+
+@pytest.mark.parametrize("theirs", [name for name in FOREIGN if name != "s3"], indirect=True)
+def test_never_do_both_sides_hold_it(shell: Shell, locks: LockClient, theirs: Side, key: str) -> None:
+    """Each side takes it again and again, while it is moved."""
+    stays: list[tuple[float, float, str]] = []
+    ended = Event()
+
+    def use(side: LockClient, name: str) -> None:
+        while not ended.wait(0.01):
+            if (lease := side.try_acquire(key, fair=False)) is not None:
+                came = time.monotonic()
+                time.sleep(0.02)
+                stays.append((came, time.monotonic(), name))
+                side.release(lease)
+
+    # Ours wait until the move has begun, as the page says.
+    first = theirs.locks.acquire(key)
+    moving = shell.start(*arguments(theirs), key)
+    complained = lines(moving.stderr)
+    while key not in complained.get(timeout=30):
+        pass
+    users = [Thread(target=use, args=each) for each in ((theirs.locks, "theirs"), (locks, "ours"))]
+    for user in users:
+        user.start()
+    theirs.locks.release(first)
+    try:
+        assert moving.wait(60) == 0
+        deadline = time.monotonic() + 30
+        while not stays or stays[-1][2] != "ours":
+            assert time.monotonic() < deadline, "it came to our side"
+            time.sleep(0.05)
+    finally:
+        ended.set()
+        for user in users:
+            user.join()
+    for (_, went, name), (came, _, next_name) in pairwise(sorted(stays)):
+        assert went <= came, f"{name} and {next_name}"
+    shell(*arguments(theirs), "--undo", key)
+
+
+@pytest.mark.parametrize("theirs", ["amazon-lock-client"], indirect=True)
+def test_the_data_come_along(shell: Shell, locks: LockClient, theirs: Side, key: str) -> None:
+    items.put(theirs.place, key, items.released("amazon-lock-client"))
+    assert shell(*arguments(theirs)).returncode == 0, "it is listed"
+    record = locks.get(key)
+    assert record
+    assert record.data == {"data": b"their data"}
+
+
+@pytest.mark.parametrize("theirs", ["awsflock"], indirect=True)
+def test_two_moves_to_one_table_do_not_undo_each_other(
+    shell: Shell, locks: LockClient, theirs: Side, engine: MotoServer, key: str
+) -> None:
+    lease = theirs.locks.acquire(key)
+    assert shell(*arguments(theirs), "--wait-time", "0s", key).returncode == 3
+    place = make_place("dyndbmutex", engine, REGION)
+    other = shell(*arguments(Side(place, locks)), "--wait-time", "0s", key)
+    assert other.returncode == 3
+    assert "awsflock: their program" in other.stderr, "ours is kept by the first move"
+    assert locks.try_acquire(key) is None
+    assert theirs.locks.release(lease)
+    assert shell(*arguments(theirs), key).returncode == 0
+    assert shell(*arguments(Side(place, locks)), key).returncode == 0
+    assert locks.release(locks.acquire(key, timeout=0))
+
+
+@pytest.mark.parametrize("theirs", ["awsflock"], indirect=True)
+def test_what_was_begun_is_ended_though_nothing_is_left_of_theirs(
+    shell: Shell, locks: LockClient, theirs: Side, key: str
+) -> None:
+    lease = theirs.locks.acquire(key)
+    assert shell(*arguments(theirs), "--wait-time", "0s", key).returncode == 3
+    assert theirs.locks.release(lease)
+    assert locks.try_acquire(key) is None
+    again = shell(*arguments(theirs))
+    assert f"moved  {key}" in again.stdout.splitlines(), again.stderr
+    assert locks.release(locks.acquire(key, timeout=0))
+
+
+@pytest.mark.parametrize("theirs", ["awsflock"], indirect=True)
+def test_what_is_wrong_is_said(shell: Shell, theirs: Side, key: str) -> None:
+    assert (
+        "does not exist" in shell("migrate", "--from-format", "awsflock", "--from-table", "none", key).stderr
+    )
+    wrong = shell(*arguments(theirs), "--format", "dyndbmutex", key)
+    assert (wrong.returncode, "leave --format out" in wrong.stderr) == (2, True)
+    items.put(theirs.place, key, items.held("awsflock"))
+    late = shell(*arguments(theirs), "--wait-time", "0s", key)
+    assert late.returncode == 3
+    assert f"Not moved within 0 s: '{key}'" in late.stderr

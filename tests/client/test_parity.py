@@ -1,0 +1,168 @@
+"""What users of other lock libraries have there, and look for here: docs/coming-from.md."""
+
+from __future__ import annotations
+
+import time
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from airflow_dynamo_lock import (
+    Lease,
+    LockClient,
+    LockLostError,
+    LockNotFoundError,
+    LockTimeoutError,
+    LockUnavailableError,
+    LockValueError,
+)
+from airflow_dynamo_lock.protocol import native, operations
+from tests.client.conftest import MakeClient
+from tests.client.losses import Losses
+from tests.client.proxy import Proxy, Seen
+
+
+class Dangers:
+    """An `on_danger` that remembers its calls."""
+
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[tuple[Lease, float]] = SimpleQueue()
+
+    def __call__(self, lease: Lease, left: float) -> None:
+        self.calls.put((lease, left))
+
+
+def _is_heartbeat(seen: Seen) -> bool:
+    return seen.what == "heartbeat"
+
+
+def test_a_lease_in_danger_is_told_once_and_may_recover_and_be_lost(
+    make_client: MakeClient, proxy: Proxy, key: str
+) -> None:
+    client = make_client(proxy, lease=2.0, heartbeat=0.3, sdk={"read_timeout": 0.2})
+    dangers, losses = Dangers(), Losses()
+    lease = client.acquire(key)
+    with client.keep_alive(lease, on_danger=dangers, safe_time=1.2, on_lost=losses):
+        for _ in range(2):
+            with proxy.hanging(_is_heartbeat):
+                told, left = dangers.calls.get(timeout=10)
+                assert told.lease_id == lease.lease_id
+                assert 0.8 < left <= 1.2
+            deadline = time.monotonic() + 10
+            while lease.remaining() <= 1.2:  # a heartbeat has got through
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            time.sleep(0.15)  # the monitor has seen it, too
+        losses.none()
+        with proxy.hanging(_is_heartbeat):
+            dangers.calls.get(timeout=10)
+            losses.one()
+    with pytest.raises(Empty):
+        dangers.calls.get_nowait()
+
+
+def test_a_lease_that_is_kept_is_in_no_danger(make_client: MakeClient, key: str) -> None:
+    client, dangers = make_client(lease=0.9, heartbeat=0.1), Dangers()
+    with client.lock(key, on_danger=dangers, safe_time=0.3):
+        time.sleep(1.2)
+    with pytest.raises(Empty):
+        dangers.calls.get_nowait()
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, "soon", 27.0, float("nan")])
+def test_a_safe_time_that_can_never_be_is_refused(client: LockClient, key: str, wrong: float) -> None:
+    lease = client.acquire(key)
+    with pytest.raises(LockValueError, match="safe_time"):
+        client.keep_alive(lease, safe_time=wrong)
+
+
+def test_a_client_that_is_closed_beats_no_more(make_client: MakeClient, client: LockClient, key: str) -> None:
+    closing = make_client(lease=1.0)
+    lease, other = closing.acquire(key), closing.acquire(f"{key} too")
+    losses = Losses()
+    closing.keep_alive(lease, on_lost=losses)
+    closing.keep_alive(other)
+    closing.close()
+    assert client.try_acquire(key) is None, "it was not given back"
+    deadline = time.monotonic() + 10
+    while lease.remaining():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    losses.none()
+
+
+def test_a_client_that_is_closed_with_release_gives_back_what_it_kept(
+    make_client: MakeClient, client: LockClient, key: str
+) -> None:
+    closing = make_client()
+    lease, by_hand = closing.acquire(key), closing.acquire(f"{key} by hand")
+    closing.keep_alive(lease)
+    closing.close(release=True)
+    assert client.try_acquire(key)
+    assert client.try_acquire(f"{key} by hand") is None
+    with pytest.raises(LockLostError, match="released"):
+        lease.check()
+    assert closing.release(by_hand)
+
+
+def test_a_client_is_closed_though_one_release_fails(
+    make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
+) -> None:
+    closing = make_client(proxy, lease=5.0, sdk={"read_timeout": 0.3})
+    for name in (key, f"{key} too"):
+        closing.keep_alive(closing.acquire(name))
+    with (
+        proxy.hanging(lambda seen: seen.what == "release" and seen.key == key),
+        pytest.raises(LockUnavailableError),
+    ):
+        closing.close(release=True)
+    assert client.try_acquire(key) is None
+    assert client.try_acquire(f"{key} too"), "it was given back"
+
+
+def test_a_safe_time_that_cannot_be_leaves_no_lock_behind(client: LockClient, key: str) -> None:
+    with pytest.raises(LockValueError, match="safe_time"), client.lock(key, safe_time=60):
+        pytest.fail("it has begun")
+    assert client.try_acquire(key)
+
+
+def test_only_a_lock_of_which_there_is_a_record(client: LockClient, elsewhere: LockClient, key: str) -> None:
+    with pytest.raises(LockNotFoundError, match=f"There is no record of the lock '{key[:5]}"):
+        client.acquire(key, only_existing=True)
+    assert client.get(key) is None, "nothing was made"
+    with elsewhere.lock(key), pytest.raises(LockTimeoutError):
+        client.acquire(key, timeout=0, only_existing=True)
+    assert client.release(client.acquire(key, timeout=0, only_existing=True))
+
+
+def test_a_lock_is_forgotten_unless_it_is_in_use_and_its_tokens_go_on(
+    client: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (native, operations):  # this machine's clock is the only one here
+        monkeypatch.setattr(module, "TOKEN_AGE_MS", 2000)
+    assert client.forget(key), "there is none"
+    lease = client.acquire(key, data={"some": "data"})
+    assert not client.forget(key)
+    assert client.release(lease)
+    assert client.forget(key)
+    assert client.get(key) is None
+    again = client.acquire(key)
+    assert again.token > lease.token
+    record = client.get(key)
+    assert record
+    assert record.data is None
+
+
+def test_a_lock_whose_tokens_are_ahead_of_the_time_is_not_forgotten(
+    client: LockClient, sdk_client: object, key: str
+) -> None:
+    client.release(client.acquire(key))
+    sdk_client.update_item(  # type: ignore[attr-defined]
+        TableName="locks",
+        Key={"key": {"S": key}, "entry": {"S": "lock"}},
+        UpdateExpression="SET #token = :far",
+        ExpressionAttributeNames={"#token": "token"},
+        ExpressionAttributeValues={":far": {"N": str(10**15)}},
+    )
+    assert not client.forget(key)
+    assert client.acquire(key).token > 10**15

@@ -1,0 +1,422 @@
+"""Quick hand-over by the table's stream, with both clients on both engines; and what is left when the stream is not.
+
+Waiters poll every 5 s here, or less often: whoever is quicker has been told by the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from airflow_dynamo_lock import Lease, LockClient, LockTableError, LockTimeoutError
+from airflow_dynamo_lock.protocol import line, streams
+from tests.client.clients import async_lock_client, core_of
+from tests.client.conftest import MakeClient
+from tests.client.proxy import Proxy, Seen
+from tests.engines import DynamoDBLocal, Engine, MotoServer
+
+POLL = 5.0
+#: Well before the next poll, on a busy machine too.
+SOON = 3.0
+#: What is asked while nothing happens.
+READS = {"GetRecords", "BatchGetItem"}
+
+# Where it does not matter what the engine is.
+on_moto = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])
+
+
+@pytest.fixture
+def kind(engine: Engine) -> str:
+    """Each engine with one of the clients: these tests take seconds each."""
+    return "sync" if isinstance(engine, MotoServer) else "async"
+
+
+@pytest.fixture
+def table(engine: Engine, sdk_client: Any) -> str:
+    """A lock table with a stream."""
+    name = f"table-{uuid4()}"
+    LockClient(sdk_client, table=name).create_table(streams=True)
+    return name
+
+
+@pytest.fixture
+def holder(make_client: MakeClient, table: str) -> LockClient:
+    """Another process, which has no use for the stream."""
+    return make_client(table=table, owner="holder")
+
+
+@pytest.fixture
+def waiter(make_client: MakeClient, proxy: Proxy, table: str) -> LockClient:
+    """One who reads the stream, through the proxy."""
+    return make_client(proxy, table=table, streams=True)
+
+
+# -- what it is for -------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_changes_hands_long_before_the_next_poll(
+    holder: LockClient, waiter: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    took = []
+    for _ in range(11):
+        held = holder.acquire(key)
+        waiting, _ = _acquire(threads, waiter, key)
+        _until_heard(waiter)
+        time.sleep(random.uniform(0, 0.25))  # at whichever moment between two reads
+        released_at = time.monotonic()
+        holder.release(held)
+        lease = waiting.result(20)
+        took.append(time.monotonic() - released_at)
+        waiter.release(lease)
+
+    print(f"\nhand-over by the stream: median {statistics.median(took):.3f} s, longest {max(took):.3f} s")
+    assert max(took) < SOON
+
+
+def test_a_keeper_learns_from_the_stream_that_its_lease_was_broken(
+    holder: LockClient, engine: Engine, table: str, key: str
+) -> None:
+    async def keep() -> float:
+        async with async_lock_client(engine.endpoint_url, table=table, streams=True) as keeper:
+            lease = await keeper.acquire(key)
+            keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
+            while keeper._core.watch._heard_at == -math.inf:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(holder.break_lock, key, lease.lease_id)
+            broken_at = time.monotonic()
+            await asyncio.wait_for(keeping, 20)
+            return time.monotonic() - broken_at
+
+    assert asyncio.run(keep()) < SOON
+
+
+def test_a_dead_holder_is_noticed_when_its_lease_has_run_out(
+    holder: LockClient, waiter: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    """Nothing is written when it dies, so no stream tells."""
+    lease = holder.try_acquire(key, lease=1.5)
+    assert lease
+    waiting, _ = _acquire(threads, waiter, key, poll_interval=600)
+    _until_heard(waiter)
+    seen_last = holder.renew(lease)
+    begun = time.monotonic()
+
+    assert [dead.lease_id for dead in waiting.result(20).reclaimed] == [seen_last.lease_id]
+    took = time.monotonic() - begun
+    print(f"\na dead holder with a lease of 1.5 s: reclaimed {took:.3f} s after its last heartbeat")
+    assert 1.4 < took < 1.5 + SOON
+
+
+# -- what it costs --------------------------------------------------------------------------------------------------
+
+
+def test_all_who_wait_share_one_reader_and_few_polls(
+    holder: LockClient,
+    waiter: LockClient,
+    proxy: Proxy,
+    threads: ThreadPoolExecutor,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        line, "_PROCESS_FROM", 600.0
+    )  # a slow machine's first sign of life would come into it
+    keys = [f"{key}-{number}" for number in range(15)]
+    held = [holder.acquire(each) for each in keys]
+    waiting = [_acquire(threads, waiter, each, poll_interval=1.0)[0] for each in keys]
+    _until_heard(waiter)
+    # All stand in line, and the last one's lock has been looked at.
+    _wait_until(lambda: len(core_of(waiter).line.spots) == len(keys))
+    _wait_until(lambda: all(seen.what in READS or seen.at < time.monotonic() - 0.5 for seen in proxy.seen))
+    begun = len(proxy.seen)
+    time.sleep(4)
+    asked = [seen.action for seen in proxy.seen[begun:]]
+    print(f"\nin 4 s of waiting: { ({action: asked.count(action) for action in set(asked)}) }")
+
+    assert set(asked) <= READS
+    assert 8 <= asked.count("GetRecords") <= 4 / 0.2
+    assert asked.count("BatchGetItem") <= 1, "where polling is one each second"
+    for lease in held:
+        holder.release(lease)
+    for future in waiting:
+        waiter.release(future.result(20))
+
+
+@on_moto
+def test_nothing_is_asked_for_once_nobody_waits(
+    holder: LockClient, waiter: LockClient, proxy: Proxy, threads: ThreadPoolExecutor, key: str
+) -> None:
+    held = holder.acquire(key)
+    waiting, _ = _acquire(threads, waiter, key)
+    _until_heard(waiter)
+    holder.release(held)
+    waiting.result(20)
+    time.sleep(0.4)  # the request that was under way
+    begun = len(proxy.seen)
+    time.sleep(1)
+
+    assert [seen.action for seen in proxy.seen[begun:]] == []
+
+
+@on_moto
+@pytest.mark.parametrize("kind", ["sync"])  # which has a thread for it
+def test_the_reader_ends_with_the_last_waiter(
+    holder: LockClient, waiter: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    before = _stream_threads()
+    held = holder.acquire(key)
+    waiting, _ = _acquire(threads, waiter, key)
+    _until_heard(waiter)
+    (thread,) = _stream_threads() - before
+    assert thread.daemon
+    holder.release(held)
+    waiting.result(20)
+
+    _wait_until(lambda: not thread.is_alive())
+
+
+# -- when there is no stream ----------------------------------------------------------------------------------------
+
+
+@on_moto
+def test_without_a_stream_waiters_poll_and_one_warning_says_so(
+    make_client: MakeClient,
+    proxy: Proxy,
+    threads: ThreadPoolExecutor,
+    key: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waiter, holder = make_client(proxy, streams=True), make_client()
+    for _ in range(2):
+        held = holder.acquire(key)
+        waiting, refused = _acquire(threads, waiter, key, poll_interval=0.2)
+        assert refused.wait(10)
+        time.sleep(0.3)
+        holder.release(held)
+        waiter.release(waiting.result(SOON))
+
+    assert _warnings(caplog) == [
+        "Cannot read the stream of the lock table 'locks', polling instead: "
+        "The lock table 'locks' has no stream, or it is disabled."
+    ]
+    assert "GetRecords" not in proxy.whats()
+
+
+@on_moto
+@pytest.mark.parametrize(
+    "action", ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"], ids=str.lower
+)
+def test_without_permission_waiters_poll(
+    holder: LockClient,
+    waiter: LockClient,
+    proxy: Proxy,
+    threads: ThreadPoolExecutor,
+    key: str,
+    action: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = holder.acquire(key)
+    with proxy.answering(lambda seen: seen.action == action, 400, "AccessDeniedException", "not for you"):
+        waiting, _ = _acquire(threads, waiter, key, poll_interval=0.2)
+        proxy.wait_for(1, action)
+        proxy.wait_for(proxy.whats().count("BatchGetItem") + 4, "BatchGetItem", within=4)
+        holder.release(held)
+        waiter.release(waiting.result(SOON))
+
+    (warning,) = _warnings(caplog)
+    assert f"AWS does not allow {action} on the lock table" in warning
+    assert core_of(waiter).table in warning
+
+
+# -- when it fails midway -------------------------------------------------------------------------------------------
+
+
+@on_moto
+def test_when_the_stream_is_denied_midway_polling_is_back_and_the_stream_later_too(
+    holder: LockClient,
+    waiter: LockClient,
+    proxy: Proxy,
+    threads: ThreadPoolExecutor,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(streams, "_RETRY", 1.0)
+    held = holder.acquire(key)
+    waiting, _ = _acquire(threads, waiter, key, poll_interval=0.5)
+    _until_heard(waiter)
+    with proxy.answering(_of_the_stream, 400, "AccessDeniedException", "not for you") as denied:
+        proxy.wait_for(1, "GetRecords")
+        begun = time.monotonic()
+        polls = proxy.whats().count("BatchGetItem")
+        proxy.wait_for(polls + 5, "BatchGetItem")
+        assert time.monotonic() - begun < 5 * 0.5 * 1.25 + SOON
+        _wait_until(lambda: denied.hits >= 3)
+    assert len(_warnings(caplog)) == 1
+
+    _until_heard(waiter)
+    begun = time.monotonic()
+    holder.release(held)
+    waiter.release(waiting.result(20))
+    assert time.monotonic() - begun < SOON
+
+
+@on_moto
+@pytest.mark.parametrize("how", ["throttled", "broken", "expired"])
+def test_a_stream_that_stumbles_loses_no_change(
+    holder: LockClient,
+    waiter: LockClient,
+    proxy: Proxy,
+    threads: ThreadPoolExecutor,
+    key: str,
+    how: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = holder.acquire(key)
+    waiting, _ = _acquire(threads, waiter, key, poll_interval=600)
+    _until_heard(waiter)
+    code = {"throttled": "LimitExceededException", "expired": "ExpiredIteratorException"}
+    bad = proxy.breaking(_reads) if how == "broken" else proxy.answering(_reads, 400, code[how], "try later")
+    with bad as rule:
+        _wait_until(lambda: rule.hits >= 2)
+        assert not waiting.done()
+        holder.release(held)
+        # Each time that it starts anew it has all read that is waited for, so no more may be needed than that.
+        _wait_until(lambda: rule.hits >= 3 or (how == "expired" and waiting.done()))
+    begun = time.monotonic()
+
+    waiter.release(waiting.result(20))
+    assert time.monotonic() - begun < SOON + 1
+    assert _warnings(caplog) == []
+
+
+def test_a_stream_that_is_disabled_is_no_longer_relied_on(
+    holder: LockClient,
+    waiter: LockClient,
+    sdk_client: Any,
+    proxy: Proxy,
+    table: str,
+    threads: ThreadPoolExecutor,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "_CHECK", 0.5)  # moto goes on serving a stream that is disabled
+    holder.acquire(key)
+    waiting, _ = _acquire(threads, waiter, key, poll_interval=0.5, timeout=6)
+    _until_heard(waiter)
+    sdk_client.update_table(TableName=table, StreamSpecification={"StreamEnabled": False})
+    _wait_until(lambda: core_of(waiter).watch._heard_at == -math.inf)
+
+    proxy.wait_for(proxy.whats().count("BatchGetItem") + 4, "BatchGetItem", within=4)
+    with pytest.raises(LockTimeoutError):
+        waiting.result(20)
+
+
+@pytest.mark.parametrize(
+    "engine", [DynamoDBLocal], indirect=True, ids=["dynamodb-local"]
+)  # moto cannot enable again
+def test_a_stream_that_is_enabled_again_is_read_again(
+    holder: LockClient,
+    waiter: LockClient,
+    sdk_client: Any,
+    table: str,
+    threads: ThreadPoolExecutor,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(streams, "_RETRY", 0.5)
+    held = holder.acquire(key)
+    waiting, _ = _acquire(threads, waiter, key)
+    _until_heard(waiter)
+    sdk_client.update_table(TableName=table, StreamSpecification={"StreamEnabled": False})
+    _wait_until(lambda: len(_warnings(caplog)) == 1)
+    on = {"StreamEnabled": True, "StreamViewType": "NEW_AND_OLD_IMAGES"}
+    sdk_client.update_table(TableName=table, StreamSpecification=on)
+
+    _until_heard(waiter)
+    begun = time.monotonic()
+    holder.release(held)
+    waiter.release(waiting.result(20))
+    assert time.monotonic() - begun < SOON
+    assert len(_warnings(caplog)) == 1
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_made_with_a_stream_of_keys_where_that_is_asked_for(
+    make_client: MakeClient, sdk_client: Any
+) -> None:
+    for wanted in (True, False):
+        locks = make_client(table=f"table-{uuid4()}")
+        locks.create_table(streams=wanted)
+        specification = locks.describe_table().get("StreamSpecification")
+        keys_only = {"StreamEnabled": True, "StreamViewType": "KEYS_ONLY"}
+        assert specification == (keys_only if wanted else None)
+        locks.check_table()
+        locks.create_table()
+
+
+@on_moto
+def test_a_table_without_a_stream_is_not_taken_for_one_with(make_client: MakeClient) -> None:
+    locks = make_client(table=f"table-{uuid4()}")
+    locks.create_table()
+    with pytest.raises(LockTableError, match="exists already, without a stream: enable one"):
+        locks.create_table(streams=True)
+
+
+def _reads(seen: Seen) -> bool:
+    return seen.action == "GetRecords"
+
+
+def _of_the_stream(seen: Seen) -> bool:
+    return seen.action in streams.STREAM_ACTIONS
+
+
+def _stream_threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "dynamo-lock stream reader"}
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of the stream, without the poller's own complaints."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and "stream" in record.getMessage()
+    ]
+
+
+def _until_heard(client: LockClient) -> None:
+    """Wait until the stream is read, and tells what changes from now on."""
+    since = time.clock_gettime(time.CLOCK_BOOTTIME)
+    _wait_until(lambda: core_of(client).watch._heard_at > since)
+
+
+def _wait_until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def _acquire(
+    threads: ThreadPoolExecutor, client: LockClient, key: str, **options: object
+) -> tuple[Future[Lease], threading.Event]:
+    """An acquire in a thread, and the moment at which it was refused first. It ends, even if the test fails."""
+    options.setdefault("timeout", 30)
+    options.setdefault("poll_interval", POLL)
+    refused = threading.Event()
+    acquire: Callable[..., Lease] = client.acquire
+    return threads.submit(acquire, key, on_busy=lambda _: refused.set(), **options), refused

@@ -1,0 +1,135 @@
+"""A table of each foreign format, on each engine that has the service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import boto3
+import pytest
+
+from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE, service_of
+from tests.client.clients import REGION, lock_client
+from tests.engines import DynamoDBLocal, Engine, MotoServer
+
+FOREIGN = tuple(name for name in FORMATS if name != NATIVE)
+#: What their libraries name it, where they do.
+TABLES = {
+    "amazon-lock-client": "lockTable",
+    "python-dynamodb-lock": "DynamoDBLockTable",
+    "dyndbmutex": "Mutex",
+    "awsflock": "awsflock",
+    "s3": "aws-s3-lock",
+}
+
+MakeClient = Callable[..., LockClient]
+
+
+@dataclass
+class Place:
+    """Where locks of one format are.
+
+    :ivar sdk: a boto3 client, to do there what another library does.
+    :ivar kind: of the client that is tried there.
+    """
+
+    format: str
+    engine: Engine
+    sdk: Any
+    kind: str = "sync"
+
+    @property
+    def table(self) -> str:
+        return TABLES[self.format]
+
+    @property
+    def sends_dates(self) -> bool:
+        """Whether the engine tells its time, as AWS does."""
+        return isinstance(self.engine, MotoServer)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Engine]:
+    with MotoServer() as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def dynamodb_local() -> Iterator[Engine]:
+    with DynamoDBLocal() as served:
+        yield served
+
+
+def places(*formats: str, engine: str | None = None) -> pytest.MarkDecorator:
+    """Have a test run in these formats only, and on that engine if one is named."""
+    chosen = [each for each in _PLACES if (not formats or each[0] in formats) and engine in (None, each[1])]
+    return pytest.mark.parametrize("place", chosen, ids="-".join, indirect=True)
+
+
+# Each with one of the clients on each engine, and with both in S3, which only one engine has.
+_PLACES = [(name, "moto", "sync") for name in FOREIGN]
+_PLACES += [(name, "dynamodb_local", "async") for name in FOREIGN if name != "s3"] + [("s3", "moto", "async")]
+
+_made: dict[tuple[str, Engine], Place] = {}
+
+
+@pytest.fixture(params=_PLACES, ids="-".join)
+def place(request: pytest.FixtureRequest) -> Place:
+    """A table, made by our own client; or a bucket."""
+    name, engine, kind = request.param
+    served = request.getfixturevalue(engine)
+    if (name, served) not in _made:
+        _made[name, served] = make_place(name, served)
+    return replace(_made[name, served], kind=kind)
+
+
+def make_place(name: str, engine: Engine, region: str = REGION) -> Place:
+    """A table of that format there."""
+    make: Any = boto3.client
+    sdk = make(service_of(name), region_name=region, endpoint_url=engine.endpoint_url)
+    place = Place(name, engine, sdk)
+    if name != "s3":
+        LockClient(sdk, table=place.table, format=name).create_table()
+    elif region == "us-east-1":  # which must not be named
+        sdk.create_bucket(Bucket=place.table)
+    else:
+        sdk.create_bucket(Bucket=place.table, CreateBucketConfiguration={"LocationConstraint": region})
+    return place
+
+
+@pytest.fixture
+def make_client(place: Place) -> Iterator[MakeClient]:
+    """Makes clients that last as long as the test."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> LockClient:
+            given = {"table": place.table, "format": place.format} | options
+            return stack.enter_context(lock_client(place.kind, place.engine.endpoint_url, **given))
+
+        yield make
+
+
+@pytest.fixture
+def client(make_client: MakeClient) -> LockClient:
+    return make_client(lease=30.0)
+
+
+@pytest.fixture
+def elsewhere(make_client: MakeClient) -> LockClient:
+    """Another client, of another process as it were."""
+    return make_client(owner="elsewhere")
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A lock of the test's own."""
+    return str(request.node.name)
+
+
+@pytest.fixture(autouse=True)
+def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock in S3 is looked at once more, but not a second later."""
+    monkeypatch.setattr("airflow_dynamo_lock.protocol.formats.s3.SETTLE", 0.02)

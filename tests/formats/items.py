@@ -1,0 +1,112 @@
+"""What the other libraries write, item by item, as the description of their formats has it, and how."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from tests.formats.conftest import Place
+
+Item = dict[str, Any]
+
+KEYS = {
+    "amazon-lock-client": "key",
+    "python-dynamodb-lock": "lock_key",
+    "dyndbmutex": "lockname",
+    "awsflock": "lock_id",
+}
+
+
+def key_of(format: str, key: str) -> Item:
+    """What names a lock."""
+    sort = {"sort_key": {"S": "-"}} if format == "python-dynamodb-lock" else {}
+    return {KEYS[format]: {"S": key}, **sort}
+
+
+def held(format: str, *, lease: float = 30.0, ago: float = 0.0) -> Any:
+    """A lock that a client of theirs took or renewed so many seconds ago."""
+    now = time.time() - ago
+    match format:
+        case "amazon-lock-client":
+            return {
+                "ownerName": {"S": "theirs"},
+                "leaseDuration": {"S": str(round(lease * 1000))},
+                "recordVersionNumber": {"S": str(uuid.uuid4())},
+                "data": {"B": b"their data"},
+                "team": {"S": "an attribute of their own"},
+            }
+        case "python-dynamodb-lock":
+            return {
+                "owner_name": {"S": "theirs"},
+                "lease_duration": {"N": f"{lease:g}"},
+                "record_version_number": {"S": str(uuid.uuid4())},
+                "expiry_time": {"N": str(int(now + 3600))},
+                "team": {"S": "an attribute of their own"},
+            }
+        case "dyndbmutex":
+            return {
+                "holder": {"S": "theirs"},
+                "expire_ts": {"N": str(round((now + lease) * 1000))},
+                "ttl": {"N": str(round((now + lease) * 1000) + 172_800)},  # as it is there: far too late
+            }
+        case "awsflock":
+            return {
+                "lease_id": {"S": str(uuid.uuid4())},
+                "owner": {"S": "theirs"},
+                "lease_duration": {"N": str(round(lease))},
+                "expiration_time": {"N": str(int(now + lease))},
+            }
+    taken = datetime.now(UTC) - timedelta(seconds=ago)
+    return {"expire": round(lease), "lock_time": taken.isoformat(), "release_time": None, "owner": "theirs"}
+
+
+def released(format: str) -> Any:
+    """A lock that a client of theirs has given back; None if nothing is left of it."""
+    match format:
+        case "amazon-lock-client":
+            return held(format) | {"isReleased": {"S": "1"}}
+        case "dyndbmutex":
+            return {"holder": {"S": "__empty__"}, "expire_ts": {"N": "0"}}
+        case "s3":
+            return held(format) | {"owner": None, "release_time": datetime.now(UTC).isoformat()}
+    return None
+
+
+def damaged(format: str) -> Any:
+    """What is no lock."""
+    if format == "s3":
+        return {"expire": 30, "owner": "theirs"}
+    damage = {
+        "amazon-lock-client": {"leaseDuration": {"S": "soon"}},
+        "python-dynamodb-lock": {"lease_duration": {"S": "30"}},
+        "dyndbmutex": {"expire_ts": {"S": "never"}},
+        "awsflock": {"expiration_time": {"BOOL": True}},
+    }
+    return held(format) | damage[format]
+
+
+def put(place: Place, key: str, item: Any) -> None:
+    """As they do it when they have the right to."""
+    if place.format == "s3":
+        place.sdk.put_object(
+            Bucket=place.table, Key=key, Body=json.dumps(item), ContentType="application/json"
+        )
+    else:
+        place.sdk.put_item(TableName=place.table, Item={**key_of(place.format, key), **item})
+
+
+def stored(place: Place, key: str) -> Any:
+    """What stands there now; None if nothing does."""
+    if place.format == "s3":
+        try:
+            return json.loads(place.sdk.get_object(Bucket=place.table, Key=key)["Body"].read())
+        except ClientError:
+            return None
+    names = key_of(place.format, key)
+    item = place.sdk.get_item(TableName=place.table, Key=names, ConsistentRead=True).get("Item")
+    return None if item is None else {name: value for name, value in item.items() if name not in names}

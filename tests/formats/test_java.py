@@ -1,0 +1,122 @@
+"""Beside AmazonDynamoDBLockClient, or rather its exact items and conditions (`java.py`), in both directions."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from airflow_dynamo_lock import LockClient, LockLostError
+from tests.formats.conftest import MakeClient, Place, places
+from tests.formats.java import JavaClient
+
+pytestmark = places("amazon-lock-client")
+
+
+@pytest.mark.parametrize("deletes", [True, False], ids=["deletes", "keeps"])
+def test_it_holds_and_we_wait_and_it_releases(
+    client: LockClient, place: Place, key: str, deletes: bool
+) -> None:
+    java = JavaClient(place, deletes=deletes)
+    assert java.acquire(key)
+    assert client.try_acquire(key) is None
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.acquire, key, timeout=30, poll_interval=0.05)
+        for _ in range(3):
+            assert java.heartbeat(key)
+        assert not waiting.done()
+        assert java.release(key)
+        lease = waiting.result()
+    assert not lease.took_over
+    assert not java.heartbeat(key)
+    assert not java.release(key)
+    assert client.release(lease)
+    assert java.acquire(key, timeout=0)
+
+
+def test_it_holds_and_dies_and_we_take(client: LockClient, place: Place, key: str) -> None:
+    java = JavaClient(place, lease=1.0)
+    assert java.acquire(key)
+    granted = time.monotonic()
+    lease = client.acquire(key, timeout=30, poll_interval=0.05)
+    assert time.monotonic() - granted >= 1.0
+    assert lease.took_over
+    assert not java.heartbeat(key), "it learns of it"
+
+
+def test_we_hold_and_it_waits_and_we_release(make_client: MakeClient, place: Place, key: str) -> None:
+    client = make_client(lease=1.0)
+    lease = client.acquire(key)
+    with client.keep_alive(lease), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(JavaClient(place).acquire, key)
+        time.sleep(2.5)  # longer than it would wait for a dead one
+        assert not waiting.done()
+        lease.check()
+        assert client.release(lease)
+        assert waiting.result()
+    assert client.try_acquire(key) is None
+
+
+def test_we_hold_and_die_and_it_takes(make_client: MakeClient, place: Place, key: str) -> None:
+    client = make_client(lease=1.0)
+    lease = client.acquire(key)
+    begun = time.monotonic()
+    assert JavaClient(place).acquire(key)
+    assert time.monotonic() - begun >= 1.0
+    assert lease.remaining() == 0, "ours had given up before"
+    assert not client.release(lease)
+    with pytest.raises(LockLostError):
+        client.renew(lease)
+
+
+def test_what_it_saw_before_our_heartbeat_does_not_let_it_take(
+    client: LockClient, place: Place, key: str
+) -> None:
+    lease = client.acquire(key)
+    java = JavaClient(place)
+    seen = java._get(key)["recordVersionNumber"]["S"]
+    client.renew(lease)
+    reclaim = (
+        "attribute_exists(#pk) AND #version = :seen",
+        {":seen": seen},
+        {"#version": "recordVersionNumber"},
+    )
+    assert not java._put(key, *reclaim)
+    assert not java._put(key, "attribute_not_exists(#pk)")
+    assert java._get(key)["recordVersionNumber"]["S"] != seen
+    lease.check()
+
+
+def test_never_two_holders(make_client: MakeClient, place: Place, key: str) -> None:
+    stays: list[tuple[float, float, str]] = []
+    until = time.monotonic() + 10
+
+    def it(number: int) -> None:
+        java = JavaClient(replace(place), owner=f"java {number}", refresh=0.02, deletes=bool(number))
+        while time.monotonic() < until:
+            assert java.acquire(key)
+            came = time.monotonic()
+            time.sleep(0.02)
+            stays.append((came, time.monotonic(), "java"))
+            assert java.release(key)
+            time.sleep(0.02)
+
+    def we() -> None:
+        client = make_client()
+        while time.monotonic() < until:
+            lease = client.acquire(key, timeout=60, poll_interval=0.02)
+            came = time.monotonic()
+            time.sleep(0.02)
+            stays.append((came, time.monotonic(), "ours"))
+            assert client.release(lease)
+            time.sleep(0.02)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [*(pool.submit(it, number) for number in range(2)), pool.submit(we), pool.submit(we)]:
+            done.result()
+    assert {who for _, _, who in stays} == {"java", "ours"}
+    for (_, went, one), (came, _, other) in pairwise(sorted(stays)):
+        assert went <= came, f"{one} and {other}"

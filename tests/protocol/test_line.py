@@ -1,0 +1,395 @@
+"""Those who wait stand in line: as they came, the urgent before others; and the dead hold up nobody."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+
+import pytest
+
+from airflow_dynamo_lock.protocol.effects import Operation, Request, T, WaitForRoom
+from airflow_dynamo_lock.protocol.errors import LockTimeoutError
+from airflow_dynamo_lock.protocol.line import standings
+from airflow_dynamo_lock.protocol.model import Busy, Granted, Waiter
+from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, UNSENT, Host, Paused, World
+
+
+def waiting(
+    host: Host, *, timeout: float | None = None, undo: bool = True, **claim: object
+) -> Paused[Granted]:
+    """Somebody who wants the lock, has found it taken, and stands in line by now."""
+    operation = host.operations.acquire(
+        host.claim(**claim),  # type: ignore[arg-type]
+        now=host.now(),
+        timeout=timeout,
+        poll_interval=1.0,
+        undo=undo,
+    )
+    return until_waiting(host.start(operation))
+
+
+def until_waiting(paused: Paused[T]) -> Paused[T]:
+    """Let it go on until it has nothing to do but wait, or has ended."""
+    while paused.effect is not None and not isinstance(paused.effect, WaitForRoom):
+        paused.step()
+    return paused
+
+
+def woken(paused: Paused[T]) -> T | None:
+    """Wake a waiter: its grant, or None if it waits again."""
+    until_waiting(paused.step())
+    return None if paused.effect is not None else paused.finish()
+
+
+def line(world: World) -> list[Waiter]:
+    """Who stands in line, as somebody else sees it."""
+    host = Host(world, "observer")
+    return host.run(host.line.everybody(KEY))
+
+
+def owners(world: World) -> list[str]:
+    return [each.owner for each in line(world)]
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+
+
+def test_those_who_wait_are_granted_in_the_order_in_which_they_came(world: World) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    holder.take()
+    one, two = waiting(first), waiting(second)
+    assert owners(world) == ["first", "second"]
+
+    holder.release()
+
+    assert woken(two) is None, "the first one is alive"
+    assert woken(one) is not None
+    assert owners(world) == ["second"]
+    first.release()
+    assert woken(two) is not None
+    assert owners(world) == []
+
+
+def test_a_newcomer_does_not_overtake(world: World) -> None:
+    holder, first, newcomer = (Host(world, name) for name in ("holder", "first", "newcomer"))
+    holder.take()
+    one = waiting(first)
+    holder.release()
+
+    busy = newcomer.take()
+
+    assert isinstance(busy, Busy)
+    assert "first waits for it already" in busy.describe()
+    assert woken(one) is not None
+
+
+def test_a_newcomer_that_does_not_care_overtakes(world: World) -> None:
+    holder, first, newcomer = (Host(world, name) for name in ("holder", "first", "newcomer"))
+    holder.take()
+    waiting(first)
+    holder.release()
+
+    assert isinstance(newcomer.take(fair=False), Granted)
+
+
+def test_an_unfair_waiter_does_not_stand_in_line(world: World) -> None:
+    Host(world, "holder").take()
+    waiting(Host(world, "unfair"), fair=False)
+    assert owners(world) == []
+
+
+def test_when_the_line_is_over_a_lock_costs_one_request_again(world: World) -> None:
+    holder, first, newcomer = (Host(world, name) for name in ("holder", "first", "newcomer"))
+    holder.take()
+    one = waiting(first)
+    holder.release()
+    assert woken(one) is not None
+    first.release()
+    world.sent.clear()
+
+    assert isinstance(newcomer.take(), Granted)
+    assert world.actions() == ["UpdateItem"]
+    assert world.record().first is None
+
+
+def test_the_urgent_come_before_those_who_came_sooner(world: World) -> None:
+    holder, usual, urgent, late = (Host(world, name) for name in ("holder", "usual", "urgent", "patient"))
+    holder.take()
+    patient, one, two = waiting(late, priority=-5), waiting(usual), waiting(urgent, priority=10)
+    assert owners(world) == ["urgent", "usual", "patient"]
+
+    holder.release()
+
+    assert woken(one) is None
+    assert woken(patient) is None
+    assert woken(two) is not None
+    urgent.release()
+    assert woken(patient) is None
+    assert woken(one) is not None
+
+
+def test_one_who_wants_many_slots_is_not_starved_by_those_who_want_few(world: World) -> None:
+    a, b, big, small = (Host(world, name) for name in ("a", "b", "big", "small"))
+    a.take(capacity=2)
+    b.take(capacity=2)
+    wants_two, wants_one = waiting(big, slots=2, capacity=2), waiting(small, capacity=2)
+    a.release()
+
+    assert woken(wants_one) is None, "one slot is free, but not for him"
+    assert isinstance(Host(world, "newcomer").take(capacity=2), Busy)
+    b.release()
+    assert woken(wants_one) is None
+    assert woken(wants_two) is not None
+
+
+def test_those_for_whom_there_is_room_need_not_wait_for_each_other(world: World) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    holder.take(slots=3, capacity=3)
+    one, two = waiting(first, capacity=3), waiting(second, capacity=3)
+    holder.release(slots=3)
+
+    assert woken(two) is not None, "there is room for both"
+    assert woken(one) is not None
+    assert isinstance(Host(world, "newcomer").take(capacity=3), Granted)
+    assert world.record().first is None
+
+
+# -- who goes ---------------------------------------------------------------------------------------------------------
+
+
+def test_who_gives_up_leaves_the_line(world: World) -> None:
+    Host(world, "holder").take()
+    one = waiting(Host(world, "first"), timeout=5.0)
+    assert owners(world) == ["first"]
+    world.now += 6.0
+
+    with pytest.raises(LockTimeoutError, match=r"not free within 5 s. Locked by holder"):
+        one.finish()
+    assert owners(world) == []
+
+
+def test_the_dead_are_passed_over(world: World) -> None:
+    holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
+    holder.take(lease_ms=3_600_000)
+    waiting(dead)
+    world.now += 60.0  # and its process has not begun to show that it lives
+    two = waiting(second)
+    assert owners(world) == ["second"]
+    holder.release()
+
+    assert woken(two) is not None
+
+
+def test_without_server_time_the_dead_are_passed_over_after_they_were_watched(world: World) -> None:
+    world.dates = False
+    holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
+    holder.take(lease_ms=3_600_000)
+    waiting(dead)
+    two = waiting(second)
+    holder.release()
+
+    assert woken(two) is None
+    world.now += 31.0
+    assert woken(two) is not None
+
+
+def test_a_waiter_is_alive_as_long_as_its_process_shows_it(world: World) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    holder.take(lease_ms=3_600_000)
+    one = waiting(first)
+    tending = first.start(first.line.tend(first.operations))
+    two = waiting(second)
+    while world.now < 120.0:
+        tending.step()
+    holder.release()
+
+    assert woken(two) is None
+    assert woken(one) is not None
+
+
+def test_a_paused_waiter_that_was_taken_for_dead_keeps_its_place(world: World) -> None:
+    holder, paused, second, third = (Host(world, name) for name in ("holder", "paused", "second", "third"))
+    holder.take(lease_ms=3_600_000)
+    one = waiting(paused)
+    world.now += 60.0
+    two = waiting(second)
+    holder.release()
+    assert woken(two) is not None
+    three = waiting(third)
+
+    assert (
+        woken(one) is None
+    )  # the second one has it; and now it is known that there is somebody before the third
+    assert owners(world) == ["third"], "its own sign of life is old: its process has to show that it lives"
+    run_a_while(paused, paused.line.tend(paused.operations), 7.0)
+    assert owners(world) == ["paused", "third"]
+    second.release()
+    assert woken(three) is None
+    assert woken(one) is not None
+
+
+def run_a_while(host: Host, operation: Operation[None], seconds: float) -> None:
+    """Carry it out for so long."""
+    running, until = host.start(operation), host.world.now + seconds
+    while running.effect is not None and host.world.now < until:
+        running.step()
+
+
+def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    holder.take()
+    one = waiting(first)
+    holder.release()
+    one.step()
+    while not (isinstance(one.effect, Request) and one.effect.action == "DeleteItem"):
+        one.step()
+    world.fates.append(UNSENT)
+    assert one.finish()
+    first.release()
+    assert owners(world) == ["first"], "nobody has cleared it away"
+
+    run_a_while(first, first.line.tend(first.operations), 3.0)
+
+    assert owners(world) == []
+    assert not first.line
+    assert isinstance(second.take(), Granted)
+
+
+@pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
+def test_a_place_that_may_still_be_taken_late_is_cleared_away_for_as_long(world: World, fate: str) -> None:
+    holder, first = Host(world, "holder"), Host(world, "first")
+    holder.take()
+    operation = first.operations.acquire(
+        first.claim(), now=first.now(), timeout=None, poll_interval=1.0, undo=True
+    )
+    one = first.start(operation)
+    while not (isinstance(one.effect, Request) and one.effect.action == "PutItem"):
+        one.step()
+    put = one.effect
+    world.fates.append(fate)
+    until_waiting(one)
+    with pytest.raises(CancelledError):
+        one.interrupt(CancelledError())
+    tending = first.start(first.line.tend(first.operations))
+    while world.now < 10.0:
+        tending.step()
+    assert owners(world) == []
+    sent = len(world.sent)
+    world.client.put_item(**put.params)  # at last it arrives
+    assert owners(world) == ["first"]
+    while world.now < 25.0:
+        tending.step()
+    assert owners(world) == [], "it holds the others up for some seconds"
+    world.client.put_item(**put.params)
+
+    while tending.effect is not None:
+        tending.step()
+
+    assert owners(world) == []
+    assert 60.0 < world.now < 80.0
+    deletes = [each for each in world.sent[sent:] if each.action == "DeleteItem"]
+    assert len(deletes) <= 8, "others may have as much to clear away"
+
+
+@pytest.mark.parametrize("away", [0.0, 300.0], ids=["at once", "when the other is long dead"])
+def test_a_waiter_that_goes_on_in_another_process_keeps_its_place(world: World, away: float) -> None:
+    holder, triggerer, second, next_one = (
+        Host(world, name) for name in ("holder", "triggerer", "second", "next triggerer")
+    )
+    holder.take(lease_ms=3_600_000)
+    one = waiting(triggerer, lease_id="ti-1", undo=False)
+    with pytest.raises(KeyboardInterrupt):
+        one.interrupt(KeyboardInterrupt())
+    run_a_while(triggerer, triggerer.line.tend(triggerer.operations), 3.0)
+    assert owners(world) == ["triggerer"], "somebody may go on in it soon"
+    world.now += away
+    two = waiting(second)
+
+    one = waiting(next_one, lease_id="ti-1", undo=False)
+
+    assert len(line(world)) == 2
+    holder.release()
+    assert woken(two) is None
+    assert woken(one) is not None
+
+
+def test_who_resigns_for_a_waiter_frees_its_place_at_once(world: World) -> None:
+    holder, triggerer, second = (Host(world, name) for name in ("holder", "triggerer", "second"))
+    holder.take()
+    one = waiting(triggerer, lease_id="ti-1", undo=False)
+    two = waiting(second)
+    with pytest.raises(KeyboardInterrupt):
+        one.interrupt(KeyboardInterrupt())
+    triggerer.start(triggerer.line.resign(KEY, "ti-1")).finish()
+    run_a_while(triggerer, triggerer.line.tend(triggerer.operations), 3.0)
+    assert owners(world) == ["second"]
+    holder.release()
+
+    assert woken(two) is not None
+
+
+def test_a_place_that_nobody_goes_on_in_is_a_dead_ones(world: World) -> None:
+    holder, triggerer, second = (Host(world, name) for name in ("holder", "triggerer", "second"))
+    holder.take(lease_ms=3_600_000)
+    one = waiting(triggerer, lease_id="ti-1", undo=False)
+    with pytest.raises(KeyboardInterrupt):
+        one.interrupt(KeyboardInterrupt())
+    run_a_while(triggerer, triggerer.line.tend(triggerer.operations), 3.0)
+    two = waiting(second)
+    world.now += 60.0
+    holder.release()
+
+    assert woken(two) is not None
+
+
+def test_a_waiter_whose_entry_is_gone_stands_in_line_again(world: World) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    holder.take()
+    one = waiting(first)
+    (entry,) = line(world)
+    two = waiting(second)
+    world.client.delete_item(
+        TableName="locks", Key={"key": {"S": KEY}, "entry": {"S": f"waiter/{entry.place}"}}
+    )
+    assert owners(world) == ["second"]
+
+    assert woken(one) is None
+
+    assert owners(world) == ["first", "second"]
+    holder.release()
+    assert woken(two) is None
+    assert woken(one) is not None
+
+
+def test_a_later_attempt_does_not_wait_behind_an_earlier_one(world: World) -> None:
+    holder, triggerer = Host(world, "holder"), Host(world, "triggerer")
+    holder.take()
+    waiting(triggerer, lease_id="ti-1", undo=False, attempt_of="run")
+    again = waiting(Host(world, "next"), lease_id="ti-2", undo=False, attempt_of="run")
+    holder.release()
+
+    assert woken(again) is not None
+
+
+# -- what is seen of it -----------------------------------------------------------------------------------------------
+
+
+def test_a_waiter_tells_who_it_is_since_when_and_for_how_long_it_would_wait(world: World) -> None:
+    Host(world, "holder").take()
+    waiting(Host(world, "first"), timeout=60.0, priority=3)
+
+    (waiter,) = line(world)
+
+    assert (waiter.owner, waiter.priority, waiter.slots, waiter.mode) == ("first", 3, 1, "exclusive")
+    assert waiter.until is not None
+    assert (waiter.until - waiter.since).total_seconds() == 60.0
+
+
+def test_a_standing_is_described(world: World) -> None:
+    Host(world, "holder").take()
+    for name in ("prod/a", "prod/b", "prod/c"):
+        waiting(Host(world, name))
+    waiters = line(world)
+
+    third, first = (standings(waiters)[waiters[number].place] for number in (2, 0))
+    assert third.describe() == "3rd of 3, behind prod/b"
+    assert first.describe() == "1st of 3"

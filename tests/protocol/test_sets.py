@@ -1,0 +1,352 @@
+"""Several locks at once: all or none, whatever the order in which they are named, and with few requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock.protocol.effects import Request
+from airflow_dynamo_lock.protocol.errors import CapacityMismatchError, LockRecordError, LockTimeoutError
+from airflow_dynamo_lock.protocol.limits import SHARED
+from airflow_dynamo_lock.protocol.model import (
+    Abandoned,
+    Busy,
+    Claim,
+    Ending,
+    Granted,
+    Lease,
+    Lost,
+    Released,
+    Renewed,
+)
+from tests.protocol.test_line import run_a_while, until_waiting, woken
+from tests.simulation import LOST, LOST_THEN_RETRIED, UNSENT, Host, Paused, World, a_lease
+
+
+def claims(host: Host, keys: str, **options: Any) -> list[Claim]:
+    return [host.claim(key=key, **options) for key in keys]
+
+
+def take_all(host: Host, keys: str, *, undo: bool = False, **options: Any) -> Any:
+    return host.run(host.operations.try_acquire_all(claims(host, keys, **options), undo=undo))
+
+
+def waiting_for(
+    host: Host, keys: str, *, timeout: float | None = None, **options: Any
+) -> Paused[tuple[Granted, ...]]:
+    """Somebody who wants them all, has found one taken, and stands in line by now."""
+    operation = host.operations.acquire_all(
+        claims(host, keys, **options), now=host.now(), timeout=timeout, poll_interval=1.0, undo=True
+    )
+    return until_waiting(host.start(operation))
+
+
+def leases(host: Host, keys: str) -> list[Lease]:
+    return [a_lease(host.name, key) for key in keys]
+
+
+def release_all(host: Host, keys: str) -> Any:
+    return host.run(host.operations.release_all(leases(host, keys), heard=True))
+
+
+def holders(world: World, keys: str) -> dict[str, list[str]]:
+    return {key: list(world.record(key).holders) for key in keys}
+
+
+# -- take -------------------------------------------------------------------------------------------------------------
+
+
+def test_locks_never_used_before_are_taken_together_with_two_requests(world: World) -> None:
+    granted = take_all(Host(world, "me"), "abc")
+
+    assert world.actions() == ["TransactWriteItems", "BatchGetItem"]
+    assert holders(world, "abc") == {"a": ["me"], "b": ["me"], "c": ["me"]}
+    assert [each.token for each in granted] == [world.record(key).token for key in "abc"]
+
+
+def test_if_one_is_busy_none_is_taken_and_the_refusal_says_which_and_by_whom(world: World) -> None:
+    Host(world, "prod/etl").run(
+        Host(world, "prod/etl").operations.try_acquire(claims(Host(world, "prod/etl"), "b")[0], undo=False)
+    )
+
+    busy = take_all(Host(world, "me"), "abc")
+
+    assert isinstance(busy, Busy)
+    assert busy.record.key == "b"
+    assert "Locked by prod/etl" in busy.describe()
+    assert world.item("a") is None
+    assert world.item("c") is None
+
+
+def test_the_dead_of_each_lock_are_reclaimed_in_the_same_transaction(world: World) -> None:
+    take_all(Host(world, "dead"), "ab")
+    world.now += 60.0
+    world.sent.clear()
+
+    granted = take_all(Host(world, "me"), "abc")
+
+    assert [each.took_over for each in granted] == [True, True, False]
+    assert world.actions()[:3] == ["TransactWriteItems", "TransactWriteItems", "BatchGetItem"]
+    assert holders(world, "abc") == {"a": ["me"], "b": ["me"], "c": ["me"]}
+
+
+def test_slots_of_semaphores_are_taken_together_each_with_a_token_of_its_own(world: World) -> None:
+    first, second = Host(world, "first"), Host(world, "second")
+    one = take_all(first, "ab", capacity=3)
+    two = take_all(second, "ab", capacity=3)
+
+    assert holders(world, "ab") == {"a": ["first", "second"], "b": ["first", "second"]}
+    for before, after in zip(one, two, strict=True):
+        assert before.token < after.token
+    assert isinstance(take_all(Host(world, "third"), "ab", slots=2, capacity=3), Busy)
+
+
+def test_locks_are_shared_together(world: World) -> None:
+    for name in ("first", "second"):
+        assert not isinstance(take_all(Host(world, name), "ab", capacity=SHARED), Busy)
+    assert isinstance(take_all(Host(world, "writer"), "bc"), Busy)
+
+
+def test_one_in_use_with_another_capacity_is_an_error_and_none_is_taken(world: World) -> None:
+    take_all(Host(world, "etl"), "ab", capacity=3)
+
+    with pytest.raises(CapacityMismatchError, match="'a'"):
+        take_all(Host(world, "me"), "cab", capacity=2)
+    assert world.item("c") is None
+
+
+@pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
+def test_an_answer_that_is_lost_loses_nothing(world: World, fate: str) -> None:
+    me = Host(world, "me")
+    world.fates.append(fate)
+    try:
+        granted = take_all(me, "ab")
+    except Exception:
+        granted = take_all(me, "ab")
+
+    assert holders(world, "ab") == {"a": ["me"], "b": ["me"]}
+    assert [each.token for each in granted] == [world.record(key).token for key in "ab"]
+
+
+def test_a_caller_that_gives_up_undoes_what_may_have_been_taken(world: World) -> None:
+    world.fates.append(LOST)
+    with pytest.raises(Exception, match="broke"):
+        take_all(Host(world, "me"), "ab", undo=True)
+    assert holders(world, "ab") == {"a": [], "b": []}
+
+
+def test_one_that_was_broken_before_the_answer_was_heard_is_taken_again(world: World) -> None:
+    me, person = Host(world, "me"), Host(world, "person")
+    taking = me.start(me.operations.try_acquire_all(claims(me, "ab"), undo=False)).step()
+    person.run(person.operations.break_("b", "me"))
+
+    granted = taking.finish()
+
+    assert not isinstance(granted, Busy)
+    assert holders(world, "ab") == {"a": ["me"], "b": ["me"]}
+    assert granted[1].token == world.record("b").token
+
+
+# -- wait -------------------------------------------------------------------------------------------------------------
+
+
+def test_two_that_want_the_same_in_another_order_do_not_wait_for_each_other(world: World) -> None:
+    holder, one, two = (Host(world, name) for name in ("holder", "one", "two"))
+    take_all(holder, "ab")
+    first, second = waiting_for(one, "ab"), waiting_for(two, "ba")
+    release_all(holder, "ab")
+
+    assert woken(second) is None
+    assert woken(first) is not None
+    release_all(one, "ab")
+    assert woken(second) is not None
+    assert holders(world, "ab") == {"a": ["two"], "b": ["two"]}
+    assert world.record("a").first is None
+
+
+def test_who_waits_for_several_is_not_starved_by_those_who_want_one(world: World) -> None:
+    a, b, both, newcomer = (Host(world, name) for name in ("a", "b", "both", "newcomer"))
+    take_all(a, "a")
+    take_all(b, "b")
+    waits = waiting_for(both, "ab")
+    release_all(a, "a")
+
+    assert isinstance(take_all(newcomer, "a"), Busy), "it is for the one who waits for both"
+    assert woken(waits) is None
+    release_all(b, "b")
+    assert woken(waits) is not None
+
+
+def test_it_also_stands_in_line_for_a_lock_never_used_before(world: World) -> None:
+    holder, both = Host(world, "holder"), Host(world, "both")
+    take_all(holder, "a")
+    waits = waiting_for(both, "az")
+
+    assert isinstance(take_all(Host(world, "newcomer"), "z"), Busy)
+    release_all(holder, "a")
+    assert woken(waits) is not None
+
+
+def test_who_gives_up_leaves_all_lines(world: World) -> None:
+    holder, both = Host(world, "holder"), Host(world, "both")
+    take_all(holder, "ab")
+    waits = waiting_for(both, "ab", timeout=5.0)
+    world.now += 6.0
+
+    with pytest.raises(LockTimeoutError, match=r"'a' was not free within 5 s. Locked by holder"):
+        waits.finish()
+    for key in "ab":
+        assert both.run(both.line.everybody(key)) == []
+
+
+def test_who_is_cut_off_while_it_leaves_leaves_all_lines_later(world: World) -> None:
+    holder, both = Host(world, "holder"), Host(world, "both")
+    take_all(holder, "ab")
+    waits = waiting_for(both, "ab", timeout=5.0)
+    places = {key: [each.place for each in both.run(both.line.everybody(key))] for key in "ab"}
+    assert places["a"] == places["b"], "the same number was drawn in both"
+    world.now += 6.0
+    while not (isinstance(waits.effect, Request) and waits.effect.action == "TransactWriteItems"):
+        waits.step()
+    world.fates.append(UNSENT)
+    with pytest.raises(LockTimeoutError):
+        waits.finish()
+
+    run_a_while(both, both.line.tend(both.operations), 3.0)
+
+    other = Host(world, "other")
+    assert [other.run(other.line.everybody(key)) for key in "ab"] == [[], []]
+
+
+def test_who_draws_at_the_same_time_draws_again(world: World) -> None:
+    holder, one, two = (Host(world, name) for name in ("holder", "one", "two"))
+    take_all(holder, "ab")
+    drawing = one.start(
+        one.operations.acquire_all(
+            claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, undo=True
+        )
+    )
+    while world.actions()[-1] != "BatchGetItem" or len(world.sent) < 4:
+        drawing.step()
+    second = waiting_for(two, "ba")
+    first = until_waiting(drawing)
+    release_all(holder, "ab")
+
+    assert woken(first) is None
+    assert woken(second) is not None
+
+
+# -- keep and give back -----------------------------------------------------------------------------------------------
+
+
+def test_a_set_is_kept_and_given_back_with_one_request_each(world: World) -> None:
+    me = Host(world, "me")
+    take_all(me, "abc")
+    world.sent.clear()
+
+    assert isinstance(me.run(me.operations.heartbeat_all(leases(me, "abc"))), Renewed)
+    assert release_all(me, "abc") == [Released()] * 3
+
+    assert world.actions() == ["TransactWriteItems"] * 2
+    assert holders(world, "abc") == {"a": [], "b": [], "c": []}
+
+
+def test_a_set_of_which_one_is_lost_is_lost(world: World) -> None:
+    me, person = Host(world, "me"), Host(world, "person")
+    take_all(me, "abc")
+    person.run(person.operations.break_("b", "me"))
+
+    assert isinstance(me.run(me.operations.heartbeat_all(leases(me, "abc"))), Lost)
+    assert [type(each) for each in release_all(me, "abc")] == [Released, Lost, Released]
+
+
+def test_a_heartbeat_of_a_set_keeps_all_of_them_alive(world: World) -> None:
+    me = Host(world, "me")
+    take_all(me, "ab")
+    for _ in range(6):
+        world.now += 15.0
+        assert isinstance(me.run(me.operations.heartbeat_all(leases(me, "ab"))), Renewed)
+
+    assert isinstance(take_all(Host(world, "other"), "b"), Busy)
+
+
+@pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED, UNSENT])
+def test_a_release_whose_answer_is_lost_is_one(world: World, fate: str) -> None:
+    me = Host(world, "me")
+    take_all(me, "ab")
+    world.fates.append(fate)
+
+    assert release_all(me, "ab") == [Released()] * 2
+    assert holders(world, "ab") == {"a": [], "b": []}
+
+
+def test_of_a_set_only_that_is_abandoned_which_processes_are_inside(world: World) -> None:
+    me = Host(world, "me")
+    take_all(me, "ab")
+    me.run(me.operations.enter("b", "me", "pid-1", 15_000))
+
+    outcomes = release_all(me, "ab")
+
+    assert [type(each) for each in outcomes] == [Released, Abandoned]
+
+
+def test_the_keeper_of_a_set_keeps_what_is_left_of_it(world: World) -> None:
+    me = Host(world, "me")
+    take_all(me, "ab")
+    keeper = me.start(me.operations.keep(leases(me, "ab"), 10.0))
+    keeper.step().step()
+    me.run(me.operations.enter("b", "me", "pid-1", 15_000))
+    release_all(me, "a")
+    while world.now < 100.0:
+        keeper.step()
+    assert isinstance(take_all(Host(world, "other"), "b"), Busy)
+
+    release_all(me, "b")
+
+    assert isinstance(keeper.finish(), Ending)
+
+
+def test_what_is_left_of_a_set_that_was_lost_before_it_was_heard_of_is_given_back(world: World) -> None:
+    me, person, thief = (Host(world, name) for name in ("me", "person", "thief"))
+    taking = me.start(me.operations.try_acquire_all(claims(me, "ab"), undo=True)).step()
+    person.run(person.operations.break_("b", "me"))
+    take_all(thief, "b")
+
+    assert isinstance(taking.finish(), Busy)
+
+    assert holders(world, "ab") == {"a": [], "b": ["thief"]}
+
+
+def test_one_whose_record_is_damaged_leaves_the_others_to_their_own_end(world: World) -> None:
+    me = Host(world, "me")
+    take_all(me, "ab")
+    world.client.update_item(
+        TableName="locks",
+        Key={"key": {"S": "a"}, "entry": {"S": "lock"}},
+        UpdateExpression="SET available = :text",
+        ExpressionAttributeValues={":text": {"S": "many"}},
+    )
+    keeper = me.start(me.operations.keep(leases(me, "ab"), 10.0))
+    while world.now < 100.0:
+        keeper.step()
+    assert isinstance(take_all(Host(world, "other"), "b"), Busy), "the other one is kept"
+
+    with pytest.raises(LockRecordError, match="'a'"):
+        release_all(me, "ab")
+    assert holders(world, "b") == {"b": []}
+
+
+def test_numbers_go_on_growing_where_a_record_was_forgotten(world: World) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    take_all(holder, "ab")
+    one = waiting_for(first, "ab")
+    for key in "ab":
+        world.delete(key)
+    world.now += 1.0
+    take_all(holder, "a", fair=False)
+    two = waiting_for(second, "ba")
+    release_all(holder, "a")
+
+    assert woken(two) is None
+    assert woken(one) is not None

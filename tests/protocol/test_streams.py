@@ -1,0 +1,528 @@
+"""The table's stream: what its reader asks for, what it tells the watch, and what it does when something is wrong."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock.protocol import streams
+from airflow_dynamo_lock.protocol.attributes import encode
+from airflow_dynamo_lock.protocol.effects import Reply, Request, Sleep, WaitForRoom
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError
+from airflow_dynamo_lock.protocol.native import NativeFormat
+from airflow_dynamo_lock.protocol.staleness import Observer
+from airflow_dynamo_lock.protocol.streams import StreamGoneError, StreamReader
+from airflow_dynamo_lock.protocol.watch import Ticket
+from tests.protocol.test_watch import a_watch
+
+TABLE = "locks"
+ARN = f"arn:aws:dynamodb:eu-central-1:111122223333:table/{TABLE}/stream/1"
+
+
+class Stream:
+    """A table's stream as the reader sees it, and a reader that is driven by hand.
+
+    :ivar shards: what `DescribeStream` shows, a page for each list.
+    :ivar records: what the next `GetRecords` of each shard returns.
+    :ivar ended: the shards that have no next iterator.
+    :ivar answers: what an action is answered instead; an exception is raised.
+    :ivar told: all that the watch was told, in order: keys, "all", up to when it heard of all changes, or None when it
+        hears no more.
+    :ivar asked: all requests.
+    :ivar now: goes on with each sleep.
+    """
+
+    def __init__(self) -> None:
+        self.arn: str | None = ARN
+        self.shards: list[list[dict[str, Any]]] = [[shard("a")]]
+        self.records: dict[str, list[dict[str, Any]]] = {}
+        self.ended: set[str] = set()
+        self.answers: dict[str, Exception] = {}
+        self.told: list[Any] = []
+        self.asked: list[Request] = []
+        self.now = 1000.0
+        self.slept = 0.0
+        self.watch = a_watch(lambda: self.now)
+        self.ticket = Ticket(WaitForRoom("k", 1, True, 1.0, None), lambda _: None)
+        self.watch.add(self.ticket)
+        self._hear()
+        self.follow()
+
+    def _hear(self) -> None:
+        changed, heard = self.watch.changed, self.watch.heard
+
+        def tell_changed(keys: Any = None) -> None:
+            named = None if keys is None else list(keys)
+            if named != []:
+                self.told.append("all" if named is None else named)
+            changed(named)
+
+        def tell_heard(until: float | None) -> None:
+            if until is not None or self.told[-1:] not in ([], [None]):
+                self.told.append(until)
+            heard(until)
+
+        self.watch.changed = tell_changed  # type: ignore[method-assign]
+        self.watch.heard = tell_heard  # type: ignore[method-assign]
+
+    def follow(self) -> None:
+        if not hasattr(self, "reader"):
+            self.reader = StreamReader(self.watch, TABLE)
+        self._reader = self.reader.follow(lambda: 0.0)
+        self._effect: Any = next(self._reader)
+
+    def once(self) -> list[Any]:
+        """One round: what the watch is told."""
+        assert isinstance(self._effect, Sleep)
+        self.slept = self._effect.seconds
+        self.now += self.slept
+        begun = len(self.told)
+        self._effect = self._reader.send(self.now)
+        while isinstance(self._effect, Request):
+            self.asked.append(self._effect)
+            answer = self._answer(self._effect)
+            if isinstance(answer, Exception):
+                self._effect = self._reader.throw(answer)
+            else:
+                self._effect = self._reader.send(Reply(answer, self.now, self.now))
+        return self.told[begun:]
+
+    def _answer(self, request: Request) -> Any:
+        if request.action in self.answers:
+            return self.answers[request.action]
+        params = request.params
+        match request.action:
+            case "DescribeTable":
+                specification = {"StreamSpecification": {"StreamEnabled": True}, "LatestStreamArn": self.arn}
+                return {"Table": specification if self.arn else {"LatestStreamArn": ARN}}
+            case "DescribeStream":
+                page = int(params.get("ExclusiveStartShardId", "0"))
+                more = {"LastEvaluatedShardId": str(page + 1)} if page + 1 < len(self.shards) else {}
+                return {"StreamDescription": {"Shards": self.shards[page], **more}}
+            case "GetShardIterator":
+                assert params["ShardIteratorType"] == "LATEST"
+                return {"ShardIterator": f"{params['ShardId']} 0"}
+            case "GetRecords":
+                name, number = params["ShardIterator"].split()
+                following = {} if name in self.ended else {"NextShardIterator": f"{name} {int(number) + 1}"}
+                return {"Records": self.records.pop(name, []), **following}
+        raise AssertionError(request)
+
+    def actions(self) -> list[str]:
+        """The actions of the requests since this was last asked."""
+        actions = [request.action for request in self.asked]
+        self.asked.clear()
+        return actions
+
+
+def shard(name: str, *, parent: str | None = None, closed: bool = False) -> dict[str, Any]:
+    ends = {"EndingSequenceNumber": "9"} if closed else {}
+    above = {"ParentShardId": parent} if parent else {}
+    return {"ShardId": name, "SequenceNumberRange": {"StartingSequenceNumber": "1", **ends}, **above}
+
+
+def change(key: str, entry: str = "lock") -> dict[str, Any]:
+    return {"eventName": "MODIFY", "dynamodb": {"Keys": {"key": {"S": key}, "entry": {"S": entry}}}}
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+_OPEN = ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"]
+
+
+# -- while all is well ----------------------------------------------------------------------------------------------
+
+
+def test_at_first_all_keys_are_read_and_then_those_that_changed(stream: Stream) -> None:
+    assert stream.once() == ["all", stream.now]
+    assert stream.actions() == _OPEN
+
+    stream.records["a"] = [change("k"), change("k", "waiter/1"), change("other")]
+    assert stream.once() == [["k", "other"], stream.now], "and no entries that are no lock's"
+    assert stream.once() == [stream.now]
+    assert stream.actions() == ["GetRecords"] * 2
+
+
+def test_every_shard_is_read_also_those_on_the_second_page(stream: Stream) -> None:
+    stream.shards = [[shard("a")], [shard("b")]]
+    stream.records = {"a": [change("k")], "b": [change("l")]}
+
+    assert stream.once() == ["all", ["k"], ["l"], stream.now]
+
+
+def test_it_reads_on_where_it_stopped_at_a_fixed_pace(stream: Stream) -> None:
+    for _ in range(4):
+        stream.once()
+        assert stream.slept in (0.0, 0.2)
+    places = [each.params["ShardIterator"] for each in stream.asked if each.action == "GetRecords"]
+    assert places == ["a 0", "a 1", "a 2", "a 3"]
+
+
+def test_in_two_minutes_it_asks_twice_whether_the_stream_is_still_the_tables_and_for_no_shard(
+    stream: Stream,
+) -> None:
+    stream.once()
+    stream.actions()
+    for _ in range(650):
+        stream.once()
+    actions = stream.actions()
+    assert {action: actions.count(action) for action in set(actions)} == {
+        "GetRecords": 650,
+        "DescribeTable": 2,
+    }
+
+
+def test_it_asks_nothing_once_nobody_waits(stream: Stream) -> None:
+    stream.once()
+    stream.actions()
+    stream.watch.remove(stream.ticket)
+
+    with pytest.raises(StopIteration):
+        stream.once()
+    assert stream.actions() == []
+
+
+def test_who_waits_again_soon_reads_on_and_later_starts_anew(stream: Stream) -> None:
+    stream.once()
+    for pause, asks in ((50, ["GetRecords"]), (61, _OPEN)):
+        stream.actions()
+        stream.now += pause
+        stream.follow()
+        stream.once()
+        assert stream.actions() == asks
+
+
+# -- when shards come and go ----------------------------------------------------------------------------------------
+
+
+def test_after_a_split_the_children_are_read_and_what_may_have_changed_in_between(stream: Stream) -> None:
+    stream.once()
+    stream.shards = [[shard("a", closed=True), shard("b", parent="a")], [shard("c", parent="a")]]
+    stream.ended = {"a"}
+    stream.records["a"] = [change("last")]
+    assert stream.once() == [["last"], None], "and polling goes on meanwhile"
+
+    stream.records = {"c": [change("k")]}
+    assert stream.once() == ["all", ["k"], stream.now]
+    read = [each.params["ShardIterator"] for each in stream.asked if each.action == "GetRecords"]
+    assert read[-2:] == ["b 0", "c 0"], "and not the closed one"
+
+
+def test_a_closed_shard_whose_children_are_not_shown_yet_is_waited_for(stream: Stream) -> None:
+    stream.shards = [[shard("a", closed=True), shard("z")]]
+    for _ in range(2):
+        assert stream.once() == []
+    assert "GetRecords" not in stream.actions(), "what is written to the children would be missed"
+
+    stream.shards = [[shard("a", closed=True), shard("z"), shard("b", parent="a")]]
+    assert stream.once() == ["all", stream.now]
+
+
+def test_a_stream_without_a_shard_is_tried_again(stream: Stream) -> None:
+    stream.shards = [[]]
+    assert stream.once() == []
+    stream.shards = [[shard("a")]]
+    assert stream.once() == ["all", stream.now]
+
+
+@pytest.mark.parametrize("why", ["expired", "trimmed"])
+def test_an_iterator_that_is_of_no_use_any_more_is_replaced(stream: Stream, why: str) -> None:
+    stream.once()
+    stream.answers["GetRecords"] = StreamGoneError(why)
+    assert stream.once() == [None]
+    del stream.answers["GetRecords"]
+    stream.actions()
+
+    assert stream.once() == ["all", stream.now]
+    assert stream.actions() == _OPEN
+
+
+def test_a_failure_half_way_through_the_opening_leaves_no_shard_out(stream: Stream) -> None:
+    stream.shards = [[shard("a"), shard("b")]]
+    stream.answers["GetShardIterator"] = LockUnavailableError("throttled", maybe_applied=False)
+    assert stream.once() == []
+    stream.answers.clear()
+    stream.actions()
+
+    stream.once()
+    assert stream.actions().count("GetRecords") == 2
+
+
+# -- when there is no stream ----------------------------------------------------------------------------------------
+
+
+def test_without_a_stream_it_looks_for_one_once_a_minute(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    stream.arn = None
+    for _ in range(3):
+        assert stream.once() == []
+    assert stream.slept == 60.0
+    assert stream.actions() == ["DescribeTable"] * 3
+    assert len(caplog.records) == 1
+    assert "has no stream, or it is disabled" in caplog.text
+
+    stream.arn = ARN
+    assert stream.once() == ["all", stream.now]
+
+
+def test_a_stream_that_is_disabled_while_it_can_still_be_read_is_noticed(stream: Stream) -> None:
+    stream.once()
+    stream.arn = None
+    begun = stream.now
+    while stream.once() == [stream.now]:
+        assert stream.now < begun + 70
+    assert stream.told[-1] is None
+
+
+def test_a_stream_in_the_place_of_another_is_opened(stream: Stream) -> None:
+    stream.once()
+    stream.arn = ARN + "2"
+    stream.shards = [[shard("new")]]
+    stream.now += 61
+    stream.actions()
+
+    assert stream.once()[-2:] == ["all", stream.now]
+    described = next(each for each in stream.asked if each.action == "DescribeStream")
+    assert described.params["StreamArn"] == stream.arn
+
+
+# -- when it cannot be read -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", _OPEN)
+@pytest.mark.parametrize("failure", [LockAccessError("not allowed"), RuntimeError("something new")])
+def test_what_does_not_mend_itself_is_tried_again_after_a_minute_and_said_once(
+    stream: Stream, action: str, failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stream.answers[action] = failure
+    for _ in range(3):
+        assert stream.now not in stream.once(), "the watch hears nothing"
+    assert stream.slept == 60.0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(failure) in caplog.text
+
+    del stream.answers[action]
+    assert stream.once()[-2:] == ["all", stream.now]
+    assert "can be read again" in caplog.text
+
+
+def test_while_it_is_throttled_it_reads_less_often_and_says_so_once(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    stream.once()
+    stream.answers["GetRecords"] = LockUnavailableError("throttled", maybe_applied=False)
+    for _ in range(10):
+        assert stream.once() == [], "the watch sees for itself that it hears nothing"
+    assert stream.slept == streams._SLOWEST
+    assert set(stream.actions()[4:]) == {"GetRecords"}, "and does not burden AWS with more than that"
+    assert len(caplog.records) == 1
+
+    for failure in [None, LockUnavailableError("throttled", maybe_applied=False)] * 3:
+        stream.answers = {"GetRecords": failure} if failure else {}
+        stream.once()
+    assert len(caplog.records) == 1, "also if it succeeds now and then"
+    stream.answers.clear()
+    for _ in range(12):
+        assert stream.once() == [stream.now]
+    assert stream.slept == streams._PACE
+    for _ in range(3):
+        stream.answers["GetRecords"] = LockUnavailableError("throttled", maybe_applied=False)
+        stream.once()
+        stream.answers.clear()
+        stream.once()
+    assert len(caplog.records) == 1, "an odd failure is nothing to warn of"
+
+
+# -- what the poller makes of it ------------------------------------------------------------------------------------
+
+
+class Poll:
+    """A poller on a clock of its own.
+
+    :ivar reads: when it read, which keys, and whether consistently.
+    """
+
+    def __init__(self, interval: float = 1.0, *, takers: tuple[str, ...] = ("k", "l")) -> None:
+        self.now = 0.0
+        self.reads: list[tuple[float, list[str], bool]] = []
+        self.woken: list[str] = []
+        self.items: dict[str, dict[str, Any]] = {}
+        self.failure: Exception | None = None
+        self.watch = a_watch(lambda: self.now)
+        self.watch.hurry = self._hurry
+        for key in takers:
+            self.watch.add(self.ticket(key, interval))
+        self._poller = self.watch.poll(lambda: 0.0)
+        self._effect: Any = next(self._poller)
+        self._slept_at = 0.0
+        self._hurried = False
+
+    def ticket(self, key: str, interval: float = 1.0) -> Ticket:
+        return Ticket(WaitForRoom(key, 1, True, interval, None), lambda _: self.woken.append(key))
+
+    def _hurry(self) -> None:
+        self._hurried = True
+
+    def until(self, at: float, *, hears: bool = True) -> None:
+        """Let time go on; the stream tells every 0.2 s that there is nothing new."""
+        while self.now < at:
+            self.now = round(self.now + 0.1, 3)
+            if hears and round(self.now * 10) % 2 == 0:
+                self.watch.heard(self.now)
+            self.go()
+
+    def go(self) -> None:
+        """Let the poller do what it has to do now."""
+        while self._hurried or self.now >= self._slept_at + self._effect.seconds - 1e-9:
+            self._hurried = False
+            self._effect = self._poller.send(self.now)
+            while isinstance(self._effect, Request):
+                asked = self._effect.params["RequestItems"][TABLE]
+                keys = sorted(each["key"]["S"] for each in asked["Keys"])
+                self.reads.append((self.now, keys, asked.get("ConsistentRead", False)))
+                if self.failure is not None:
+                    self._effect = self._poller.throw(self.failure)
+                    continue
+                items = [self.items.get(key, lock(key)) for key in keys]
+                output = {"Responses": {TABLE: items}, "UnprocessedKeys": {}}
+                self._effect = self._poller.send(Reply(output, self.now, self.now))
+            self._slept_at = self.now
+
+    def new_reads(self) -> list[tuple[float, list[str], bool]]:
+        reads, self.reads = self.reads, []
+        return reads
+
+
+def lock(key: str, *, lease: float = 600.0, free: bool = False, version: str = "v1") -> dict[str, Any]:
+    holder = {"owner": "me", "slots": 1, "lease_ms": round(lease * 1000), "version": version}
+    values = {
+        "key": key,
+        "entry": "lock",
+        "capacity": 1,
+        "available": 1 if free else 0,
+        "holders": {} if free else {"a": {**holder, "acquired_at": 0, "inside": {}}},
+        "token": 1,
+    }
+    return {name: encode(value) for name, value in values.items()}
+
+
+def test_what_changed_is_read_at_once_and_consistently_and_nothing_else() -> None:
+    poll = Poll()
+    poll.until(1)
+    poll.new_reads()
+    poll.until(1.5)
+    poll.items["k"] = lock("k", free=True)
+    poll.watch.changed(["k", "nobody's"])
+    poll.go()
+
+    assert poll.new_reads() == [(1.5, ["k"], True)]
+    assert poll.woken == ["k"]
+
+
+def test_a_change_of_what_nobody_waits_for_costs_nothing() -> None:
+    poll = Poll()
+    poll.until(1)
+    poll.new_reads()
+    poll.watch.changed(["nobody's"])
+    poll.go()
+
+    assert poll.new_reads() == []
+
+
+@pytest.mark.parametrize(("interval", "calm"), [(0.5, 5.0), (1.0, 10.0), (5.0, 30.0), (60.0, 60.0)])
+def test_while_the_stream_tells_of_changes_all_keys_are_read_ten_times_more_seldom(
+    interval: float, calm: float
+) -> None:
+    poll = Poll(interval)
+    poll.until(200)
+
+    assert all(keys == ["k", "l"] for _, keys, _ in poll.reads)
+    gaps = [later[0] - earlier[0] for earlier, later in pairwise(poll.reads)]
+    assert gaps
+    assert max(gaps) == pytest.approx(calm, abs=0.2)
+    assert min(gaps) == pytest.approx(calm, abs=0.2)
+
+
+@pytest.mark.parametrize("says", ["silence", "an end"])
+def test_when_the_stream_falls_silent_polling_is_back_at_its_pace(says: str) -> None:
+    poll = Poll()
+    poll.until(5)
+    poll.new_reads()
+    if says == "an end":
+        poll.watch.heard(None)
+        poll.go()
+        assert [at for at, *_ in poll.reads] == [5], "at once"
+    poll.until(10, hears=False)
+
+    ats = [at for at, *_ in poll.new_reads()]
+    assert len(ats) >= 4
+    assert all(0.9 < later - earlier < 1.1 for earlier, later in pairwise(ats))
+
+
+def test_a_newcomers_lock_is_looked_at_even_if_its_change_was_told_just_before() -> None:
+    poll = Poll()
+    poll.until(2)
+    poll.new_reads()
+    poll.items["new"] = lock("new", free=True)
+    if poll.watch.add(poll.ticket("new")):
+        poll.watch.hurry()
+    poll.go()
+
+    assert poll.new_reads() == [(2, ["new"], True)]
+    assert poll.woken == ["new"]
+
+
+def test_a_prompted_read_that_fails_is_repeated() -> None:
+    poll = Poll()
+    poll.until(2)
+    poll.new_reads()
+    poll.failure = LockUnavailableError("throttled", maybe_applied=False)
+    poll.watch.changed(["k"])
+    poll.go()
+    poll.failure = None
+    poll.until(4)
+
+    assert poll.new_reads() == [(2, ["k"], True), (3, ["k"], True)]
+
+
+def test_a_dead_holder_is_noticed_when_its_lease_has_run_out_and_not_at_the_next_poll() -> None:
+    poll = Poll(5.0)
+    poll.items["k"] = lock("k", lease=12.3)
+    poll.until(5.0)
+    poll.watch.changed(["k"])  # its last heartbeat
+    poll.go()
+    poll.new_reads()
+    poll.until(17.2)
+    assert poll.woken == []
+
+    poll.until(17.5)
+    assert poll.woken == ["k"]
+    assert poll.new_reads() == [(17.3, ["k"], True)]
+
+
+def test_a_holder_that_is_dead_by_the_servers_time_is_noticed_too() -> None:
+    """A newcomer to an old corpse does not watch it for a whole lease."""
+    observer = Observer()
+    format_ = NativeFormat(TABLE)
+    item = lock("k", lease=100)
+    item["holders"]["M"]["a"]["M"]["renewed_at"] = {"N": "1000000"}
+    now_ms = 1_000_000 + 95_000
+    reply = Reply({}, sent_at=50.0, received_at=50.0, server_ms=now_ms)
+    record = format_.record(item, now_ms)
+    observer.see(record, reply)
+
+    due = observer.next_death(record, reply)
+
+    assert due == pytest.approx(50 + 5 + 10 + 1)
+    then = Reply({}, sent_at=due, received_at=due, server_ms=now_ms + round((due - 50) * 1000) // 1000 * 1000)
+    assert observer.see(record, then)
