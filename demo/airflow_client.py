@@ -237,6 +237,12 @@ class AirflowClient:
             body["extra"] = json.dumps(extra)
         self._request("POST", "/connections", json=body)
 
+    # --- pools
+
+    def add_pool(self, name: str, slots: int) -> None:
+        """Create a pool."""
+        self._request("POST", "/pools", json={"name": name, "slots": slots})
+
     # --- the wire
 
     def health(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from tests.airflow.room import Room, opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     """The deployment that all these tests share; each uses a key of its own."""
     with opened(tmp_path_factory.mktemp("room"), "north") as room:

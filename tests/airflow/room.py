@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,17 +16,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import boto3
-
-from airflow_dynamo_lock import LockClient, LockRecord, sdk_config
+from airflow_dynamo_lock import LockClient, LockRecord
+from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE
 from demo.deployment import Deployment, running
 from tests.airflow.stays import Ledger, Stay, faults
-from tests.engines import Engine, MotoServer
+from tests.engines import REGION, Engine, MotoServer
+from tests.formats.conftest import TABLES
 
 T = TypeVar("T")
 TABLE = "airflow_locks"
 LEASE, GRACE = 20.0, 6.0  # as in dags/guarded.py
 POLL = 1.25  # the poller's interval, jitter included
+#: The connections of other lock libraries' tables, and the formats of these.
+FOREIGN = {name.replace("-", "_"): name for name in FORMATS if name != NATIVE}
 DAGS = {
     "guarded",
     "skipping",
@@ -37,6 +40,7 @@ DAGS = {
     "nested",
     "steps",
     "hurried",
+    *(f"in_{name}" for name in FOREIGN),
 }
 
 
@@ -95,23 +99,29 @@ class Room:
         return until(found, f"the record of {key} is as wanted", timeout)
 
     def blocked(self, since: int) -> list[str]:
-        """What the triggerer says of its event loop being blocked, other than by its own garbage collection.
+        """What the triggerer says of its event loop being blocked by work of this package (`site/sitecustomize.py`).
 
         :param since: the line of its log to begin with.
         """
-        pauses = self.folder / "pauses.jsonl"
-        collections = (
-            [json.loads(line) for line in pauses.read_text().splitlines()] if pauses.exists() else []
-        )
+        collections, ours = self._noted("pauses.jsonl"), self._noted("ours.jsonl")
 
-        def is_collection(line: str) -> bool:
+        def is_ours(line: str) -> bool:
             at = datetime.fromisoformat(line.split()[0]).timestamp()
             seconds = float(line.partition("blocked for ")[2].split()[0])
-            # The warning comes at most a probe (0.1 s) and the pause itself after the collection has begun.
-            return any(abs(at - each["at"]) < 0.5 and each["took"] > seconds / 2 for each in collections)
+            # The warning comes at most a probe (0.1 s) and the pause itself after what it is about has begun.
+            worked: defaultdict[float, float] = defaultdict(float)
+            for each in ours:
+                if at - seconds - 0.2 <= each["at"] <= at:
+                    worked[each["callback"]] += each["took"]
+            collected = any(abs(at - each["at"]) < 0.5 and each["took"] > seconds / 2 for each in collections)
+            return max(worked.values(), default=0.0) >= seconds / 2 and not collected
 
         lines = self.airflow.triggerer.log.read_text().splitlines()[since:]
-        return [line for line in lines if "was blocked for" in line and not is_collection(line)]
+        return [line for line in lines if "was blocked for" in line and is_ours(line)]
+
+    def _noted(self, name: str) -> list[dict[str, float]]:
+        file = self.folder / name
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def assert_exclusive(self, key: str) -> None:
         """No two leases' processes were inside at the same time, and each grant's token was larger than the last."""
@@ -137,15 +147,7 @@ def opened(folder: Path, *names: str, env: Mapping[str, str] | None = None) -> I
     :param env: more of their environment, configuration for example.
     """
     with MotoServer() as engine:
-        aws = boto3.client(
-            "dynamodb",
-            region_name="us-east-1",
-            endpoint_url=engine.endpoint_url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test-secret",
-            config=sdk_config(),
-        )
-        locks = LockClient(aws, table=TABLE, owner="the tests")
+        locks = LockClient(engine.client(), table=TABLE, owner="the tests")
         locks.create_table()
         deployments = tuple(_deployment(name, folder, engine, env or {}) for name in names)
         with running(*deployments):
@@ -158,7 +160,7 @@ def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str])
     extra = {
         "table": TABLE,
         "endpoint_url": engine.endpoint_url,
-        "region_name": "us-east-1",
+        "region_name": REGION,
         "deployment": name,
     }
     here = Path(__file__).parent
@@ -171,4 +173,7 @@ def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str])
             {"conn_type": "aws", "login": "test", "password": "test-secret"}
         ),
     }
+    for connection, format in FOREIGN.items():
+        theirs = {"conn_type": "dynamo_lock", "extra": extra | {"format": format, "table": TABLES[format]}}
+        environment[f"AIRFLOW_CONN_{connection.upper()}"] = json.dumps(theirs)
     return Deployment(name, folder / name, here / "dags", env=environment | dict(env), parallelism=6)

@@ -70,6 +70,12 @@ def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(room: Room, 
     assert record is not None
     (holder,) = record.holders.values()
     assert len(holder.inside) == 1
+    # In its own log, though it is the first run's keeper that has begun to look at the table for both.
+    until(
+        lambda: "1st of 1." in room.airflow.task_log("guarded", runs.second, "lock.acquire") or None,
+        "the second run says where it stands in line",
+        30,
+    )
     room.tell(runs.first, "finish")
     runs.handed_over(POLL + AIRFLOW)
     runs.finish("success")

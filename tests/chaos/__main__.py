@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 
 import tests.conftest  # noqa: F401 - nothing of this machine's AWS settings is to be used
+from demo.ctrl_c import leaving_on_ctrl_c
 from tests.chaos.arena import Arena
 from tests.chaos.report import Report, as_json, as_text, report
 from tests.engines import DynamoDBLocal, Engine, MotoServer
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (MotoServer, DynamoDBLocal)}
 
 
@@ -77,18 +75,6 @@ def play(
             raise
 
 
-def interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Leave, by way of every `with` block on the stack: each ends what it has started."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    for number in SIGNALS:
-        signal.signal(number, interrupt)
-    try:
+    with leaving_on_ctrl_c():
         sys.exit(main())
-    except KeyboardInterrupt:
-        print("\nInterrupted: everything that was started has been stopped.", file=sys.stderr)
-        sys.exit(130)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tests.chaos.evidence import Attempt, Belief, Evidence
 from tests.chaos.records import Held, Record
-from tests.chaos.settings import LOOK, SKEW
+from tests.chaos.settings import IN_LINE, LEASE, LOOK, SKEW
 
 #: What a loaded machine may need beyond what is documented, seconds.
 SLACK = 4.0
@@ -120,7 +120,9 @@ def _who(belief: Belief) -> str:
 def _progress(evidence: Evidence) -> Iterator[Violation]:
     for wait in waits(evidence):
         attempt = wait.attempt
-        if wait.room > 2 * LOOK + (_RECOVERY if wait.disturbed else 0.0) + SLACK:
+        # Who stands before him may have died, and the next one too. Of a semaphore, he may wait for more than is free.
+        others = 2 * IN_LINE + (LEASE + 2 * LOOK if attempt.capacity > 1 else 0.0)
+        if wait.room > 2 * LOOK + others + (_RECOVERY if wait.disturbed else 0.0) + SLACK:
             yield Violation(
                 "progress",
                 wait.end,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_dynamo_lock.client.wire import monotonic
+from airflow_dynamo_lock.protocol.limits import WAITING
 from tests.client.proxy import Seen
 
 
@@ -64,7 +65,9 @@ class Records:
         """Take in an answer on the wire."""
         if seen.action != "UpdateItem" or seen.key is None or status != 200:
             return
-        item = json.loads(body)["Attributes"]
+        item = json.loads(body).get("Attributes", {})
+        if "holders" not in item or seen.key.startswith(WAITING):
+            return  # somebody who waits, or the sign that he lives
         at = monotonic()
         sent = at - (time.monotonic() - seen.at)  # `seen` has another clock
         with self._lock:

@@ -11,14 +11,15 @@ from typing import Any
 from tests.chaos.checker import Violation, violations, waits
 from tests.chaos.evidence import Attempt, Belief, Evidence
 from tests.chaos.records import Held, Record
-from tests.chaos.settings import CAPACITIES, GRACE, LEASE, LOOK
+from tests.chaos.settings import CAPACITIES, GRACE, IN_LINE, LEASE, LOOK
 from tests.engines import MotoServer
 
 _IN_MEMORY = "(moto has all in memory: it is only ever stopped and continued, never restarted)"
 # Whoever comes when the holder is dead already: counted from then, not from the holder's last sign of life.
 _NEWCOMER = "dead before the next one came"
 
-#: How the lock came free → the bound in docs/airflow.md for somebody who is waiting already, without round trips.
+#: How the lock came free → the bound in docs/airflow.md for somebody who is waiting already, without round trips; if
+#: nobody has died who stood before him in line.
 BOUNDS = {
     "given back": LOOK,
     "broken by hand": LOOK,
@@ -130,7 +131,8 @@ def as_text(report: Report) -> str:
             f"    {how:<48}{row['count']:>6}{row['undisturbed']:>13}{times[0]:>8}{times[1]:>9}{row['bound']:>7.2f}"
         )
     lines += [
-        f"    {'somebody undisturbed waits while there is room':<75}{report.longest_room:>9.2f}{2 * LOOK:>7.2f}",
+        f"    {'somebody undisturbed waits while there is room':<75}{report.longest_room:>9.2f}"
+        f"{IN_LINE + 2 * LOOK:>7.2f}",
         "",
         f"  violations: {len(report.violations)}",
     ]

@@ -12,6 +12,8 @@ LEASE = 6.0
 GRACE = 3.0
 #: How often those who wait look, at most (docs/protocol.md, R11), seconds.
 LOOK = 1.25
+#: How long somebody who died while he stood in line holds up those behind him (docs/protocol.md), seconds.
+IN_LINE = 21.0
 #: By how much the clocks of two DynamoDB servers may differ (the package's default), and a `Date`'s whole second.
 SKEW = 11.0
 

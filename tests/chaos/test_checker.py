@@ -11,8 +11,10 @@ from tests.chaos.checker import violations
 from tests.chaos.evidence import Evidence, Incident
 from tests.chaos.log import Event
 from tests.chaos.records import Held, Record, Records
+from tests.chaos.settings import IN_LINE
 
 LEASE = 10.0
+
 LINK = "its link"
 
 
@@ -141,23 +143,25 @@ def test_grants_that_cross_have_no_order() -> None:
 
 def test_a_free_lock_that_a_waiter_does_not_get_is_found() -> None:
     free = [record(0, 1)]
-    assert found([wants(10, 1), granted(14, 1, 2)], records=free) == []
-    assert found([wants(10, 1), granted(19, 1, 2)], records=free) == ["progress"]
+    assert found([wants(10, 1), granted(14 + 2 * IN_LINE, 1, 2)], records=free) == []
+    assert found([wants(10, 1), granted(19 + 2 * IN_LINE, 1, 2)], records=free) == ["progress"]
     assert found([wants(10, 1)], records=free) == ["progress"], "it waits in vain"
 
 
 def test_a_dead_holder_that_nobody_succeeds_is_found() -> None:
     dead = [record(0, 1, ("dead", 0.0))]
-    assert found([wants(-5, 1), granted(14, 1, 2)], records=dead) == []
-    assert found([wants(-5, 1), granted(19, 1, 2)], records=dead) == ["progress"]
-    assert found([wants(5, 1), granted(19, 1, 2)], records=dead) == [], "it came late, and has to watch"
+    assert found([wants(-5, 1), granted(14 + 2 * IN_LINE, 1, 2)], records=dead) == []
+    assert found([wants(-5, 1), granted(19 + 2 * IN_LINE, 1, 2)], records=dead) == ["progress"]
+    assert found([wants(5, 1), granted(19 + 2 * IN_LINE, 1, 2)], records=dead) == [], (
+        "it came late, and has to watch"
+    )
     alive = [record(at, 1, ("dead", at)) for at in (0.0, 3.0, 6.0, 9.0)]
-    assert found([wants(-5, 1), granted(19, 1, 2)], records=alive) == []
+    assert found([wants(-5, 1), granted(19 + 2 * IN_LINE, 1, 2)], records=alive) == []
 
 
 def test_a_waiter_to_whom_something_happens_has_to_watch_anew() -> None:
     dead = [record(0, 1, ("dead", 0.0))]
-    waits = [wants(-5, 1), granted(20, 1, 2)]
+    waits = [wants(-5, 1), granted(20 + 2 * IN_LINE, 1, 2)]
     assert found(waits, records=dead, incidents=[Incident("cut", 6, 7, link="link 1")]) == []
     assert found(waits, records=dead, incidents=[Incident("cut", 6, 7, everywhere=True)]) == []
     assert found(waits, records=dead, incidents=[Incident("SIGSTOP", 6, 7, process=1)]) == []
@@ -165,9 +169,9 @@ def test_a_waiter_to_whom_something_happens_has_to_watch_anew() -> None:
 
 
 def test_room_for_one_is_none_for_two() -> None:
-    some = [record(0, 1, ("a", 0.0), capacity=2), record(8, 1, ("a", 8.0), capacity=2)]
-    assert found([wants(0, 1, capacity=2), granted(9, 1, 2, capacity=2)], records=some) == ["progress"]
-    assert found([wants(0, 1, slots=2, capacity=2), granted(9, 1, 2, capacity=2)], records=some) == []
+    some = [record(at, 1, ("a", at), capacity=2) for at in range(0, 64, 4)]
+    assert found([wants(0, 1, capacity=2), granted(62, 1, 2, capacity=2)], records=some) == ["progress"]
+    assert found([wants(0, 1, slots=2, capacity=2), granted(62, 1, 2, capacity=2)], records=some) == []
 
 
 # -- order ------------------------------------------------------------------------------------------------------

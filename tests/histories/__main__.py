@@ -16,6 +16,8 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -110,10 +112,15 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
     return 1 if summary.bad else 0
 
 
+# So many histories are played until a broken rule counts as one that nothing shows.
+MOST = 20_000
+
+
 def show_mutations(report: Path | None) -> int:
     """Each rule broken, and the first history that shows it."""
     table = Table("broken rule", "found in history", "as", title="Spoilt protocols", title_justify="left")
-    found = {name: find(name, most=20_000) for name in MUTATIONS}
+    with ProcessPoolExecutor() as pool:
+        found = dict(zip(MUTATIONS, pool.map(partial(find, most=MOST), MUTATIONS), strict=True))
     for name, verdict in found.items():
         what = (str(verdict.seed + 1), verdict.violations[0]) if verdict else ("[red]never[/]", "")
         table.add_row(f"{name}\n{MUTATIONS[name].rule}", *what)

@@ -40,7 +40,7 @@ _TOKEN = re.compile(r"\s*(<>|<=|>=|[=<>(),+.-]|[#:]?\w+)")
 
 @cache
 def condition(text: str) -> Condition:
-    """A condition expression."""
+    """A condition expression. The condition of a query on keys is one as well."""
     parser = _Parser(text)
     parsed = parser.either()
     parser.expect("")
@@ -68,11 +68,9 @@ def update(text: str) -> Callable[[Scope], Item]:
         raise InvalidExpression(f"unexpected {clause!r} in {text!r}")
 
     def apply(scope: Scope) -> Item:
-        changes = [(path, value(scope)) for path, value in sets]
+        changes = [(path, _there(value(scope))) for path, value in sets]
         item = scope.item
         for path, value in changes:
-            if value is None:
-                raise InvalidExpression("The provided expression refers to an attribute that does not exist")
             item = _replaced(item, [scope.names[name] for name in path], value)
         for path in removes:
             item = _replaced(item, [scope.names[name] for name in path], None)
@@ -106,11 +104,18 @@ class _Parser:
         return some[0] if len(some) == 1 else lambda scope: any(each(scope) for each in some)
 
     def both(self) -> Condition:
-        every = [self.simple()]
+        every = [self.negated()]
         while self.ahead == "AND":
             self.take()
-            every.append(self.simple())
+            every.append(self.negated())
         return every[0] if len(every) == 1 else lambda scope: all(each(scope) for each in every)
+
+    def negated(self) -> Condition:
+        if self.ahead != "NOT":
+            return self.simple()
+        self.take()
+        denied = self.negated()
+        return lambda scope: not denied(scope)
 
     def simple(self) -> Condition:
         match self.ahead:
@@ -126,7 +131,25 @@ class _Parser:
             case "attribute_type":
                 path, kind = self.arguments()
                 return lambda scope: _type(path(scope)) == (kind(scope) or {}).get("S")
-        left, comparator, right = self.operand(), self.take(), self.operand()
+            case "begins_with":
+                path, prefix = self.arguments()
+                return lambda scope: _begins_with(path(scope), prefix(scope))
+            case "contains":
+                path, part = self.arguments()
+                return lambda scope: _contains(path(scope), part(scope))
+        left, comparator = self.operand(), self.take()
+        match comparator:
+            case "BETWEEN":
+                low = self.operand()
+                self.expect("AND")
+                high = self.operand()
+                return lambda scope: (
+                    _compare(">=", left(scope), low(scope)) and _compare("<=", left(scope), high(scope))
+                )
+            case "IN":
+                options = self.operands()
+                return lambda scope: any(_compare("=", left(scope), each(scope)) for each in options)
+        right = self.operand()
         return lambda scope: _compare(comparator, left(scope), right(scope))
 
     # -- values -----------------------------------------------------------------------------------------------
@@ -142,7 +165,12 @@ class _Parser:
         token = self.ahead
         if token == "if_not_exists":
             path, otherwise = self.arguments()
-            return lambda scope: found if (found := path(scope)) is not None else otherwise(scope)
+
+            def chosen(scope: Scope) -> Attribute | None:
+                default = _there(otherwise(scope))  # whether it is needed or not
+                return default if (found := path(scope)) is None else found
+
+            return chosen
         if token == "size":
             (path,) = self.arguments()
             return lambda scope: _size(path(scope))
@@ -154,6 +182,9 @@ class _Parser:
 
     def arguments(self) -> list[Operand]:
         self.take()
+        return self.operands()
+
+    def operands(self) -> list[Operand]:
         self.expect("(")
         found = [self.operand()]
         while self.ahead == ",":
@@ -181,6 +212,13 @@ def _found(scope: Scope, path: list[str]) -> Attribute | None:
             return None
         attributes = found.get("M", {})
     return found
+
+
+def _there(value: Attribute | None) -> Attribute:
+    """What an update takes a value from has to be there."""
+    if value is None:
+        raise InvalidExpression("The provided expression refers to an attribute that does not exist")
+    return value
 
 
 def _replaced(attributes: Item, path: list[str], value: Attribute | None) -> Item:
@@ -215,6 +253,23 @@ def _sum(left: Attribute | None, sign: int, right: Attribute | None) -> Attribut
     if "N" not in left or "N" not in right:
         raise InvalidExpression("An operand in the update expression has an incorrect data type")
     return {"N": str(_number(left["N"]) + sign * _number(right["N"]))}
+
+
+def _begins_with(attribute: Attribute | None, prefix: Attribute | None) -> bool:
+    match attribute, prefix:
+        case {"S": text}, {"S": start}:
+            return bool(text.startswith(start))
+    return False
+
+
+def _contains(attribute: Attribute | None, part: Attribute | None) -> bool:
+    """Whether a text has that in it, or a list or a set of texts has that member."""
+    match attribute, part:
+        case {"S": whole} | {"SS": whole}, {"S": text}:
+            return text in whole
+        case {"L": members}, member:
+            return any(_compare("=", each, member) for each in members)
+    return False
 
 
 def _compare(comparator: str, left: Attribute | None, right: Attribute | None) -> bool:

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from airflow_dynamo_lock.client.aio import AsyncLockClient
+from airflow_dynamo_lock.client.core import leases_of
 from airflow_dynamo_lock.protocol.errors import LockError, LockLostError
+from airflow_dynamo_lock.protocol.limits import SHARED
 from airflow_dynamo_lock.protocol.model import Lease
 from tests.histories.checker import Checker
 from tests.histories.dynamodb import Table
-from tests.histories.network import CALM, TABLE, Network, Sdk, Weather, answer_with
+from tests.histories.network import CALM, KINDS, TABLE, Network, Sdk, Weather, answer_with
 from tests.histories.world import BEGIN, Assumptions, Process, World
 
 #: The longest stretch of the time between two looks, and what a try takes in calm weather, seconds.
 STRETCH, TRY = 1.25, 3.0
+#: For how long a dead waiter may hold up the others: its last sign of life counts for so many seconds, and it takes so
+#: many looks until those behind it ask.
+IN_LINE, LOOKS = 30.0, 6
 DAY = 24 * 3600.0
 
 Work = Callable[[Process, AsyncLockClient], Coroutine[Any, Any, Any]]
@@ -62,12 +68,17 @@ class History:
         # A bit of everything, or one kind of trouble that builds on itself.
         self.trouble = chance.choice(["all", "all", "pauses", "delays"])
         plain = self.trouble == "delays"  # its coincidences are rare enough
-        self.keys = ["a", "b"] if not plain and chance.random() < 0.15 else ["a"]
-        capacity = 1 if plain else chance.choice([1, 1, 1, 3])
+        self.keys = ["a", "b"] if not plain and chance.random() < 0.25 else ["a"]
+        # A plain lock, a semaphore, or one that some share.
+        self.kind = (
+            "plain" if plain else chance.choice(["plain", "plain", "plain", "slots", "slots", "shared"])
+        )
+        capacity = {"plain": 1, "slots": 3, "shared": SHARED}[self.kind]
+        self.fair = chance.choice([1.0, 1.0, 0.7, 0.0])  # so many of those who wait stand in line
         self.lease = 6.0 if plain else chance.choice([6.0, 12.0, 30.0])
         self.grace = chance.choice([3.0, 6.0])
         self.skew = 5.5 if plain else chance.choice([5.5, 10.0])
-        self.poll = chance.choice([0.5, 2.0])
+        self.poll = chance.choice([1.0, 3.0])
         dates = plain or chance.random() < 0.85
         apart = self.skew - 5.0 + world.assumptions.skew
         capacities = dict.fromkeys(self.keys, capacity)
@@ -81,6 +92,8 @@ class History:
             shows_refused=plain or chance.random() < 0.8,
             apart=apart,
         )
+        self.checker.line.items = self.table.items
+        self.network.arrived = self.checker.line.arrived
         self.actors: dict[Process, str] = {}  # those that have not come to their end
         self.schedulers: list[Process] = []  # which live for ever
         self.storm = True
@@ -106,17 +119,20 @@ class History:
         """Choose what is to go wrong, and when."""
         world, chance = self.world, self.world.random
         mishaps = [self._kill, self._stop, self._cut_off, self.airflow.restart, self._break, self._expire]
+        if self.kind == "slots" and chance.random() < 0.3:
+            world.at(chance.uniform(0.5, ends), None, self._set_capacity)
         weights, number = [4, 5, 6, 3, 1, 1], chance.choice([0, 1, 2, 4])
         match self.trouble:
             case "all":
-                kinds = chance.sample(list(Weather.__dataclass_fields__), chance.choice([0, 1, 2, 3, 8]))
+                kinds = chance.sample(KINDS, chance.choice([0, 1, 2, 3, 8]))
                 world.stumbles = chance.choice([0.0, 0.0, 0.003, 0.01])
             case "pauses":
                 kinds, weights, number = [], [1, 5, 5, 1, 0, 0], 3
                 world.stumbles = 0.02
             case "delays":
                 kinds, weights, number = ["late", "unheard"], [1, 1, 12, 1, 0, 0], 4
-        self.network.weather = Weather(**{kind: chance.choice([0.02, 0.05, 0.15]) for kind in kinds})
+        troubles = {kind: chance.choice([0.02, 0.05, 0.15]) for kind in kinds}
+        self.network.weather = Weather(conflicted=0.05, **troubles)
         for _ in range(number):
             world.at(chance.uniform(0.5, ends), None, chance.choices(mishaps, weights)[0])
         if chance.random() < 0.06:
@@ -132,15 +148,19 @@ class History:
             process.reaches = process.hears = True
         begun = max([world.now, *(each.busy_until for each in world.processes if each.alive)])
         world.story("The weather is calm from now on.")
-        waiting = {key: self.client(key, slots=checker.capacities[key], name="last") for key in self.keys}
+        waiting = {key: self.client(key, name="last") for key in self.keys}
         # A corpse is seen at the next look, is watched for a lease by a slow clock, and taken at the look after that.
+        # Others wait until those before them in line have had their turn, or are known to be dead.
         silent = self.lease / (1 - world.assumptions.rates) + 2 * self.poll * STRETCH + TRY
+        if self.fair:
+            silent += IN_LINE + LOOKS * self.poll * STRETCH
         latest = begun + world.assumptions.late + 12 * (silent + self.grace)
         last = dict.fromkeys(self.keys, begun)
 
         def done() -> bool:
             for key, at in last.items():
-                written = max(checker.written.get(key, 0.0), begun)
+                # Who waits for two locks holds up those behind him in both, for as long as one of them is held.
+                written = max(begun, *(checker.written.get(each, 0.0) for each in self.keys))
                 if written - at > silent and waiting[key] in self.actors:
                     checker.wrong(
                         f"{key} was waited for and had no sign of life from {at:.1f} to {written:.1f}"
@@ -151,6 +171,8 @@ class History:
         if not world.run(done, latest):
             left = ", ".join(f"{each.name} ({what})" for each, what in self.actors.items())
             checker.wrong(f"{left} came to no end within {latest - begun:.0f} s after the storm")
+        elif world.random.random() < 0.1:
+            world.run(lambda: False, world.now + 100.0)  # who still stands in line by then, does so for ever
 
     # -- who takes part ---------------------------------------------------------------------------------------
 
@@ -186,13 +208,31 @@ class History:
 
         process.start(until_done())
 
-    def client(self, key: str | None = None, slots: int | None = None, name: str = "client") -> Process:
+    def claim(self, who: str, *, all_of_it: bool = False) -> dict[str, Any]:
+        """What somebody may want of a lock of this history."""
+        chance = self.world.random
+        fair = chance.random() < self.fair
+        about = {"actor": who, "fair": "yes" if fair else "no"}
+        claim: dict[str, Any] = {"about": about, "fair": fair, "poll_interval": self.poll}
+        if self.kind == "slots":
+            claim |= {"slots": 3 if all_of_it else chance.randint(1, 3), "capacity": 3}
+        elif self.kind == "shared" and not all_of_it:
+            claim |= {"mode": chance.choice(["shared", "shared", "exclusive"])}
+        if fair and not all_of_it and chance.random() < 0.1:
+            claim["priority"] = chance.choice([-1, 1])
+        if not all_of_it and chance.random() < 0.05:
+            claim["min_hold"] = self.grace
+        return claim
+
+    def client(self, key: str | None = None, name: str = "client") -> Process:
         """A process that takes the lock once, twice or thrice, each time for a while."""
         chance, process = self.world.random, self.process(name)
-        key = key or chance.choice(self.keys)
-        capacity = self.checker.capacities[key]
-        slots = slots or chance.randint(1, capacity)
-        rounds = 1 if name == "last" else chance.randint(1, 3)
+        last = name == "last"
+        wanted: Any = key or chance.choice(self.keys)
+        if not last and len(self.keys) > 1 and chance.random() < 0.6:
+            wanted = chance.sample(self.keys, len(self.keys))  # together, in any order
+        claim = self.claim(process.name, all_of_it=last)
+        rounds = 1 if last else chance.randint(1, 3)
 
         async def take_turns() -> None:
             locks = self.connect(process)
@@ -200,20 +240,22 @@ class History:
                 begun = process.here
                 timeout = chance.choice([None, None, 5.0]) if self.storm else None
                 try:
-                    async with locks.lock(
-                        key, slots=slots, capacity=capacity, timeout=timeout, poll_interval=self.poll
-                    ) as lease:
-                        self.checker.heard(process, lease, begun)
-                        with self.checker.believing(process, lease):
-                            longest = self.lease * 1.5 if self.storm else 1.0
-                            await asyncio.sleep(chance.random() * longest)
+                    with self.checker.line.waits(process.name) as waited:
+                        async with locks.lock(wanted, timeout=timeout, **claim) as held:
+                            waited()
+                            with ExitStack() as believing:
+                                for lease in leases_of(held):
+                                    self.checker.heard(process, lease, begun)
+                                    believing.enter_context(self.checker.believing(process, lease))
+                                longest = self.lease * 1.5 if self.storm else 1.0
+                                await asyncio.sleep(chance.random() * longest)
                 except LockError as failure:
                     self.world.story(f"has no luck: {failure}", process)
                 if not self.storm:
                     break
                 await asyncio.sleep(chance.random() * 2)
 
-        self.actor(process, f"takes {key} {rounds} times", take_turns())
+        self.actor(process, f"takes {wanted} {rounds} times", take_turns())
         return process
 
     def sensor(self) -> None:
@@ -308,14 +350,28 @@ class History:
 
         self.actor(process, f"breaks {key}", break_it())
 
+    def _set_capacity(self) -> None:
+        """Somebody gives a semaphore another capacity, and then perhaps the old one."""
+        process, key = self.process("person"), self.world.random.choice(self.keys)
+        self.checker.people.append(process)
+        self.world.faults["capacity set"] += 1
+
+        async def set_it() -> None:
+            locks = self.connect(process)
+            for capacity in self.world.random.choice([(5,), (4, 3), (5, 3, 4)]):
+                await locks.set_capacity(key, capacity)
+                await asyncio.sleep(self.world.random.random() * self.lease)
+
+        self.actor(process, f"sets the capacity of {key}", set_it())
+
     def _expire(self) -> None:
         """DynamoDB deletes what has expired, at a moment of its own choosing. DynamoDB Local never does."""
         if not self.network.dates:
             return
         for at, item in list(self.table.items.items()):
-            if int(item["expires_at"]["N"]) < BEGIN + self.world.now:
+            if "expires_at" in item and int(item["expires_at"]["N"]) < BEGIN + self.world.now:
                 self.world.faults["record deleted by TTL"] += 1
-                self.checker.deleted(at[0])
+                self.checker.deleted(at)
                 self.table.delete(at, self.world.now)
 
     def _long_night(self) -> None:
@@ -431,13 +487,9 @@ class Airflow:
         self._leases += 1
         lease_id = f"ti{self._leases:04}"
         self.checker.acting[lease_id] = self._mine
-        capacity = self.checker.capacities[key]
-        claim: Any = {
+        claim: Any = self.history.claim(lease_id) | {
             "lease_id": lease_id,
             "attempt_of": scheduler.name,
-            "slots": chance.randint(1, capacity),
-            "capacity": capacity,
-            "poll_interval": self.history.poll,
         }
 
         keepers: list[tuple[Process, asyncio.Future[None]]] = []
@@ -469,7 +521,8 @@ class Airflow:
         async def release(process: Process, locks: AsyncLockClient) -> None:
             await locks.give_back(held, patience=None)
 
-        acquired: Lease | None = await self.trigger(scheduler, acquire)
+        with self.checker.line.waits(lease_id):
+            acquired: Lease | None = await self.trigger(scheduler, acquire)
         if acquired is None:
             return False
         held = Lease.from_dict(acquired.as_dict())  # by way of an XCom

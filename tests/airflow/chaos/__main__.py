@@ -1,19 +1,13 @@
-"""`python -m tests.airflow.chaos`: see the package. Here is only what Ctrl-C needs, as in `demo/__main__.py`."""
+"""`python -m tests.airflow.chaos`: see the package."""
 
 from __future__ import annotations
 
-import signal
 import sys
 
-from demo.__main__ import SIGNALS, interrupt
+from demo.ctrl_c import leaving_on_ctrl_c
 
 if __name__ == "__main__":
-    for number in SIGNALS:
-        signal.signal(number, interrupt)
-    try:
-        from tests.airflow.chaos.play import main
+    with leaving_on_ctrl_c():
+        from tests.airflow.chaos.play import main  # here, as in `demo/__main__.py`
 
         sys.exit(main())
-    except KeyboardInterrupt:
-        print("\nInterrupted: everything that was started has been stopped.", file=sys.stderr)
-        sys.exit(130)

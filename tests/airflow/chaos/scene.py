@@ -187,9 +187,19 @@ class Scene:
     # -- what comes later ---------------------------------------------------------------------------------------
 
     def disturb(
-        self, deployment: Deployment, component: Component, seconds: float, mend: Callable[[], None]
+        self,
+        kind: str,
+        deployment: Deployment,
+        component: Component,
+        seconds: float,
+        mend: Callable[[], None],
+        *,
+        recovers: float,
     ) -> None:
-        """Leave a component disturbed for so long, and mend it then."""
+        """Leave a component disturbed for so long, note that, and mend it then.
+
+        :param recovers: for how many seconds after that the deployment may still feel it.
+        """
         name = _name(deployment, component)
         self.disturbed.add(name)
         self._rests_until[deployment.name] = time.time() + seconds + self.dice.uniform(*_REST)
@@ -200,6 +210,9 @@ class Scene:
             self.say(f"  {name} is there again")
 
         self.later(seconds, undo)
+        self.note(
+            kind, f"{deployment.name}, for {seconds:.0f} s", deployment=deployment, lasts=seconds + recovers
+        )
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something in a while."""

@@ -183,13 +183,8 @@ def kill_triggerer(scene: Scene) -> None:
     deployment, triggerer = scene.component("triggerer")
     seconds = scene.dice.uniform(0, 25)
     triggerer.kill()
-    scene.disturb(deployment, triggerer, seconds, triggerer.start)
-    scene.note(
-        "the triggerer is killed",
-        f"{deployment.name}, for {seconds:.0f} s",
-        deployment=deployment,
-        lasts=seconds + _RECOVERS,
-    )
+    kind = "the triggerer is killed"
+    scene.disturb(kind, deployment, triggerer, seconds, triggerer.start, recovers=_RECOVERS)
 
 
 @_trouble(3)
@@ -197,13 +192,7 @@ def pause_triggerer(scene: Scene) -> None:
     deployment, triggerer = scene.component("triggerer")
     seconds = scene.dice.uniform(2, 35)
     triggerer.pause()
-    scene.disturb(deployment, triggerer, seconds, triggerer.resume)
-    scene.note(
-        "the triggerer is paused",
-        f"{deployment.name}, for {seconds:.0f} s",
-        deployment=deployment,
-        lasts=seconds + 5,
-    )
+    scene.disturb("the triggerer is paused", deployment, triggerer, seconds, triggerer.resume, recovers=5)
 
 
 @_trouble(2)
@@ -211,13 +200,8 @@ def kill_scheduler(scene: Scene) -> None:
     deployment, scheduler = scene.component("scheduler")
     seconds = scene.dice.uniform(0, 10)
     scheduler.kill()
-    scene.disturb(deployment, scheduler, seconds, scheduler.start)
-    scene.note(
-        "the scheduler is killed with its tasks",
-        f"{deployment.name}, for {seconds:.0f} s",
-        deployment=deployment,
-        lasts=seconds + _RECOVERS,
-    )
+    kind = "the scheduler is killed with its tasks"
+    scene.disturb(kind, deployment, scheduler, seconds, scheduler.start, recovers=_RECOVERS)
 
 
 @_trouble(2)
@@ -227,7 +211,8 @@ def kill_scheduler_alone(scene: Scene) -> None:
     seconds = scene.dice.uniform(0, 10)
     orphans = scheduler.processes()
     scheduler.kill_leader()
-    scene.disturb(deployment, scheduler, seconds, scheduler.start)
+    kind = "the scheduler is killed, its tasks go on"
+    scene.disturb(kind, deployment, scheduler, seconds, scheduler.start, recovers=_RECOVERS)
 
     def bury() -> None:
         """Workers to whom nobody gives work any more."""
@@ -236,12 +221,6 @@ def kill_scheduler_alone(scene: Scene) -> None:
                 orphan.kill()
 
     scene.later(90, bury)
-    scene.note(
-        "the scheduler is killed, its tasks go on",
-        f"{deployment.name}, for {seconds:.0f} s",
-        deployment=deployment,
-        lasts=seconds + _RECOVERS,
-    )
 
 
 @_trouble(2)
@@ -256,13 +235,8 @@ def pause_scheduler(scene: Scene) -> None:
             scene.excuses.resumed[pid].append(time.time())
         scheduler.resume()
 
-    scene.disturb(deployment, scheduler, seconds, go_on)
-    scene.note(
-        "the scheduler is paused with its tasks",
-        f"{deployment.name}, for {seconds:.0f} s",
-        deployment=deployment,
-        lasts=seconds + 5,
-    )
+    kind = "the scheduler is paused with its tasks"
+    scene.disturb(kind, deployment, scheduler, seconds, go_on, recovers=5)
 
 
 def _stall(kind: str, shortest: float, longest: float) -> Cause:

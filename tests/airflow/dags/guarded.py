@@ -116,6 +116,13 @@ with DAG("nested", schedule=None):
         quick()
 
 
+for name in ("amazon_lock_client", "python_dynamodb_lock", "dyndbmutex", "awsflock", "s3"):
+    with DAG(f"in_{name}", schedule=None):
+        DynamoLockSensor(task_id="sensor", key=KEY, dynamo_lock_conn_id=name)
+        with DynamoLock(KEY, dynamo_lock_conn_id=name, **TIMES):
+            work()
+
+
 @task_group
 def per_table(table: str) -> None:
     with DynamoLock(table, lease=20, release_grace=6):
