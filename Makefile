@@ -9,7 +9,7 @@ INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
           --no-annotate --no-emit-index-url --custom-compile-command "make lock"
 
-.PHONY: help setup demo test soak chaos chaos-airflow check lock clean
+.PHONY: help setup demo test soak chaos chaos-airflow bench check lock clean
 
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
@@ -19,6 +19,8 @@ help:
 	@echo '             a real Airflow in trouble, for MINUTES=10; SEED=... repeats a choice of troubles, DEPLOYMENTS=2'
 	@echo '             has two share the lock table, REPORT=... is a file for the figures'
 	@echo 'make chaos   ten minutes of disasters, real processes on real engines; MINUTES=n, SEED=n, REPORT=file'
+	@echo 'make bench   what the lock costs, beside other libraries, into docs/performance.md; ONLY="requests speed" for'
+	@echo '             parts (requests, speed, distance, handover, recovery, waiting, airflow), ENGINE=moto or dynamodb-local'
 	@echo 'make check   lint, formatting and types'
 	@echo 'make setup   what the others need; they run it themselves. PYTHON=... chooses the interpreter'
 	@echo 'make lock    write requirements/*.txt anew from pyproject.toml and requirements/*.in'
@@ -29,8 +31,14 @@ setup: .venv/.dev
 demo: .venv/.demo
 	@.venv/bin/python -m demo $(if $(KEEP),--keep)
 
+# What starts whole deployments comes one after the other, with simulated histories beside it; the rest two at a time.
+ALONE = tests/airflow tests/chaos tests/histories tests/test_demo.py tests/test_example_dags.py
+
 test: .venv/.dev
-	@.venv/bin/pytest
+	@failed=0; \
+	.venv/bin/pytest $(ALONE) || failed=1; \
+	.venv/bin/pytest --numprocesses 2 --dist loadfile $(ALONE:%=--ignore=%) || failed=1; \
+	exit $$failed
 
 MINUTES ?= 10
 soak: .venv/.dev
@@ -43,6 +51,9 @@ chaos-airflow: .venv/.dev
 
 chaos: .venv/.dev
 	@.venv/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
+
+bench: .venv/.dev
+	@.venv/bin/python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(ENGINE),--engine $(ENGINE))
 
 check: .venv/.dev
 	.venv/bin/ruff check
@@ -73,6 +84,10 @@ lock: .venv/.uv
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
 	$(COMPILE) --extra embedded pyproject.toml requirements/demo.in --output-file requirements/demo.txt
 	$(COMPILE) --extra embedded pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	for name in $(basename $(filter-out sdk.in,$(notdir $(wildcard bench/requirements/*.in)))); do \
+		$(COMPILE) $$(grep -qs '^# no-deps' bench/requirements/$$name.in && echo --no-deps) \
+			bench/requirements/$$name.in --output-file bench/requirements/$$name.txt || exit 1; \
+	done
 
 clean:
 	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo-report

@@ -1,0 +1,205 @@
+"""What a lock costs in a real Airflow: two deployments, with all their processes, that share a table on moto.
+
+Worker-slot seconds are those for which the tasks that lock (not those that work) are on a worker, each poke of a sensor
+counted. Added seconds are those by which a run takes longer, alone, than one without a lock. A hand-over is from the
+end of one run's last work to the start of the next one's first: Airflow's own time to start tasks is a part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from airflow_dynamo_lock import LockClient
+from bench.contestants import ENVIRONMENT
+from bench.measure.spread import percentile, spread
+from bench.meter import engine_client
+from demo import processes
+from demo.airflow_client import Run, TaskInstance
+from demo.deployment import Deployment, running
+from tests.engines import MotoServer
+
+DAGS = Path(__file__).parents[1] / "dags"
+TABLE = "airflow_locks"
+NAMES = ("north", "south")
+ALONE = 6  # runs of each DAG, one after another
+CONTENDING = 8  # runs of each DAG in each deployment, in turns
+PACE = 2.0  # seconds from one of them to the next
+SLOTS = 4  # a deployment's worker slots
+WORKING = {"extract", "load"}
+LOCKING = ("locked", "flagged")
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A run's work, from its first task's start to its last one's end, epoch seconds."""
+
+    deployment: str
+    run_id: str
+    start: float
+    end: float
+
+
+def measure() -> dict[str, Any]:
+    """Alone, and contending."""
+    with (
+        processes.temporary_folder("airflow-dynamo-lock-bench-") as folder,
+        _deployments(folder) as deployments,
+    ):
+        ledger = folder / "ledger.jsonl"
+        alone = {dag: _alone(deployments[0], dag, ledger) for dag in ("plain", *LOCKING)}
+        contending = {dag: _contending(deployments, dag, ledger) for dag in LOCKING}
+    plain = alone["plain"]["run_seconds"]["median"]
+    for dag in LOCKING:
+        alone[dag]["added_seconds"] = round(alone[dag]["run_seconds"]["median"] - plain, 2)
+    return {"alone": alone, "contending": contending, "slots": SLOTS}
+
+
+@contextmanager
+def _deployments(folder: Path) -> Iterator[list[Deployment]]:
+    with MotoServer() as engine:
+        client = engine_client(engine.endpoint_url)
+        LockClient(client, table=TABLE).create_table()
+        client.create_table(
+            TableName="flags",
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
+            KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
+        )
+        deployments = [_deployment(name, folder, engine.endpoint_url) for name in NAMES]
+        with running(*deployments):
+            for deployment in deployments:
+                deployment.wait_for_dags({"plain", *LOCKING})
+                deployment.add_pool("warehouse", 1)
+            yield deployments
+
+
+def _deployment(name: str, folder: Path, endpoint_url: str) -> Deployment:
+    login = {"login": ENVIRONMENT["AWS_ACCESS_KEY_ID"], "password": ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]}
+    lock = {
+        "table": TABLE,
+        "endpoint_url": endpoint_url,
+        "region_name": ENVIRONMENT["AWS_DEFAULT_REGION"],
+        "deployment": name,
+    }
+    environment = {
+        **ENVIRONMENT,
+        "AIRFLOW_CONN_AWS_DEFAULT": json.dumps({"conn_type": "aws", **login}),
+        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
+        "BENCH_DEPLOYMENT": name,
+        "BENCH_ENDPOINT": endpoint_url,
+        "BENCH_LEDGER": str(folder / "ledger.jsonl"),
+    }
+    return Deployment(name, folder / name, DAGS, env=environment, parallelism=SLOTS)
+
+
+def _alone(deployment: Deployment, dag: str, ledger: Path) -> dict[str, Any]:
+    deployment.wait(dag, deployment.trigger(dag))  # the first one loads what the others find loaded
+    runs = [deployment.wait(dag, deployment.trigger(dag)) for _ in range(ALONE)]
+    assert all(run.state == "success" for run in runs)
+    return {
+        "run_seconds": spread([_seconds(run) for run in runs]),
+        "slot_seconds": spread([_slot_seconds(deployment, run, ledger) for run in runs]),
+        "work_seconds": spread([_work_seconds(deployment, run) for run in runs]),
+    }
+
+
+def _contending(deployments: list[Deployment], dag: str, ledger: Path) -> dict[str, Any]:
+    started = []
+    for deployment in deployments * CONTENDING:
+        started.append((deployment, deployment.trigger(dag)))
+        time.sleep(PACE)  # so that they come in turns, whichever scheduler is the quicker
+    runs = [(each, each.wait(dag, run_id, timeout=900.0)) for each, run_id in started]
+    assert all(run.state == "success" for _, run in runs)
+    stays = _stays(ledger, {run.run_id for _, run in runs})
+    between = [
+        later.start - earlier.end
+        for earlier, later in pairwise(stays)
+        if earlier.deployment != later.deployment
+    ]
+    handovers = [later.start - earlier.end for earlier, later in pairwise(stays)]
+    assert len(stays) == len(runs)
+    return {
+        "runs": len(runs),
+        "slot_seconds": spread([_slot_seconds(each, run, ledger) for each, run in runs]),
+        "between_deployments": _percentiles(between),
+        "all_handovers": _percentiles(handovers),
+        "overlaps": sum(seconds < 0 for seconds in handovers),
+        "sensors_failed_by_airflow": sum(_tries(each, run) - 1 for each, run in runs),
+        "all_done_seconds": round(stays[-1].end - stays[0].start, 1),
+    }
+
+
+def _percentiles(seconds: list[float]) -> dict[str, Any]:
+    if not seconds:
+        return {"of": 0}
+    return {
+        "p50": round(median(seconds), 2),
+        "p99": round(percentile(seconds, 0.99), 2),
+        "max": round(max(seconds), 2),
+        "of": len(seconds),
+    }
+
+
+def _stays(ledger: Path, run_ids: set[str]) -> list[Stay]:
+    """In the order in which they began."""
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for entry in _entries(ledger):
+        if entry["run"] in run_ids and entry["event"] != "locking":
+            times[entry["deployment"], entry["run"]].append(entry["at"])
+    stays = [Stay(deployment, run_id, min(at), max(at)) for (deployment, run_id), at in times.items()]
+    return sorted(stays, key=lambda stay: stay.start)
+
+
+def _seconds(run: Run) -> float:
+    assert run.queued_at is not None
+    assert run.end is not None
+    return (run.end - run.queued_at).total_seconds()
+
+
+def _slot_seconds(deployment: Deployment, run: Run, ledger: Path) -> float:
+    """For how long what locks was on a worker. What never had a process there was in the triggerer only."""
+    tasks = deployment.task_instances(run.dag_id, run.run_id)
+    ours = [
+        _took(ti) for ti in tasks if ti.task_id.startswith("lock.") and ti.pid is not None and not _works(ti)
+    ]
+    noted: list[float] = [
+        entry["on_worker"]
+        for entry in _entries(ledger)
+        if (entry["deployment"], entry["run"], entry["event"]) == (deployment.name, run.run_id, "locking")
+    ]
+    return sum(ours) + sum(noted)
+
+
+def _work_seconds(deployment: Deployment, run: Run) -> float:
+    """For how long the tasks that work were on a worker."""
+    return sum(_took(ti) for ti in deployment.task_instances(run.dag_id, run.run_id) if _works(ti))
+
+
+def _tries(deployment: Deployment, run: Run) -> int:
+    """Of the task that takes the lock, or sets the flag."""
+    tasks = deployment.task_instances(run.dag_id, run.run_id)
+    (tries,) = (ti.try_number for ti in tasks if ti.task_id in ("lock.acquire", "set_flag"))
+    return tries
+
+
+def _works(ti: TaskInstance) -> bool:
+    return ti.task_id.rpartition(".")[2] in WORKING
+
+
+def _took(ti: TaskInstance) -> float:
+    assert ti.start is not None
+    assert ti.end is not None
+    return (ti.end - ti.start).total_seconds()
+
+
+def _entries(ledger: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ledger.read_text().splitlines()]
