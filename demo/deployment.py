@@ -267,6 +267,8 @@ class Deployment(AirflowClient):
             # Else titles are written over the environment by which `processes` tells whose a process is.
             "SPT_NOENV": "1",
             "AIRFLOW__API__BASE_URL": self.url,
+            # So that an answer says what went wrong, and not a log alone.
+            "AIRFLOW__API__EXPOSE_STACKTRACE": "True",
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(self.port),
             "AIRFLOW__API__WORKERS": "1",
@@ -275,6 +277,8 @@ class Deployment(AirflowClient):
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__PARALLELISM": str(parallelism),
+            # Who writes waits for who else writes; five seconds, SQLite's own limit, are few on a busy machine.
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}?timeout=25",
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
