@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, overload
@@ -470,7 +469,7 @@ class AsyncLockClient:
             self._poller = asyncio.create_task(self._poll(), name="dynamo-lock poller")
         if self._streams is not None and (self._stream_reader is None or self._stream_reader.done()):
             self._stream_reader = asyncio.create_task(
-                self._run(self._core.stream_reader.follow(random.random)), name="dynamo-lock stream reader"
+                self._run(self._core.stream_reader.follow()), name="dynamo-lock stream reader"
             )
 
     async def _poll(self) -> None:
@@ -481,7 +480,7 @@ class AsyncLockClient:
             self._hurry.clear()
 
         try:
-            await self._run(self._core.watch.poll(random.random), doze)
+            await self._run(self._core.watch.poll(), doze)
         except Exception as broken:
             log.exception("The poller ended.")
             self._core.watch.fail(broken)

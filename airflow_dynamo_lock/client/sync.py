@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -641,7 +640,7 @@ class _Poller:
     def _start(
         self,
         name: str,
-        operation: Callable[[Callable[[], float]], Operation[None]],
+        operation: Callable[[], Operation[None]],
         sleep: Callable[[float], None],
         on_broken: Callable[[Exception], None],
     ) -> None:
@@ -649,7 +648,7 @@ class _Poller:
             self._running.add(name)
             threading.Thread(
                 target=self._work,
-                args=(name, self._client._core.format.carry_out(operation(random.random)), sleep, on_broken),
+                args=(name, self._client._core.format.carry_out(operation()), sleep, on_broken),
                 name=f"dynamo-lock {name}",
                 daemon=True,
             ).start()

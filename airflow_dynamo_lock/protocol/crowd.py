@@ -1,4 +1,4 @@
-"""How many of those who come for a lock may ask DynamoDB at the same time.
+"""How many of those who come for a lock may ask DynamoDB at the same time, and how long each waits to ask again.
 
 As many as like, until one gets no answer. It may be for all of them together that there is none: what they ask takes
 longer than any of them waits for it, and to ask again makes that worse. Then only half as many may ask, at last one;
@@ -14,34 +14,59 @@ from dataclasses import dataclass, field
 
 # Where so many may ask at once, there is no need to count them any longer.
 _MANY = 100
+# Seconds between two tries of one who gets no answer, at most, if he did not ask for more; up to twice as many.
+_LONGEST_PAUSE = 5.0
 
 
 @dataclass
 class Crowd:
     """Those of one process who ask."""
 
-    _asking: set[object] = field(default_factory=set)
+    _asking: set[Asker] = field(default_factory=set)
     _room: float = math.inf
 
-    def may_ask(self, who: object) -> bool:
-        """Whether `who` may ask now; then he has to say what came of it."""
-        if who not in self._asking and len(self._asking) >= self._room:
+
+@dataclass(eq=False)
+class Asker:
+    """One of them. He has to say what came of it each time that he asked, and when he does so no more."""
+
+    crowd: Crowd
+    _failures: int = field(default=0, init=False)
+
+    def may_ask(self) -> bool:
+        """Whether he may ask now."""
+        crowd = self.crowd
+        if self not in crowd._asking and len(crowd._asking) >= crowd._room:
             return False
-        self._asking.add(who)
+        crowd._asking.add(self)
         return True
 
-    def answered(self, who: object) -> None:
+    def answered(self) -> None:
         """He has been answered."""
-        if who in self._asking:
-            self._room = self._room + 1 if self._room < _MANY else math.inf
-            self._asking.discard(who)
+        crowd = self.crowd
+        self._failures = 0
+        if self in crowd._asking:
+            crowd._room = crowd._room + 1 if crowd._room < _MANY else math.inf
+            crowd._asking.discard(self)
 
-    def unanswered(self, who: object) -> None:
+    def unanswered(self) -> None:
         """He has not."""
-        if who in self._asking:
-            self._room = max(1, min(self._room, len(self._asking)) // 2)
-            self._asking.discard(who)
+        crowd = self.crowd
+        self._failures = min(self._failures + 1, 10)
+        if self in crowd._asking:
+            crowd._room = max(1, min(crowd._room, len(crowd._asking)) // 2)
+            crowd._asking.discard(self)
 
-    def gone(self, who: object) -> None:
+    def gone(self) -> None:
         """He does not ask any more, whatever came of it."""
-        self._asking.discard(who)
+        self.crowd._asking.discard(self)
+
+    def pause(self, poll_interval: float, jitter: float, left: float | None) -> float:
+        """Seconds until his next try: more after each failure, and not in step with others.
+
+        :param jitter: a number from 0…1, drawn for this pause.
+        :param left: of how much time; None if there is no end to it.
+        """
+        times: int = 2 ** max(0, self._failures - 1)
+        pause = min(poll_interval * times, max(poll_interval, _LONGEST_PAUSE)) * (1 + jitter)
+        return pause if left is None else min(pause, left)

@@ -12,7 +12,7 @@ waits for. Then nothing is missed, so there is no need to tell a shard that was 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,14 +61,11 @@ class StreamReader:
     _checked_at: float = field(default=-math.inf, init=False)
     _warned: bool = field(default=False, init=False)
 
-    def follow(self, jitter: Callable[[], float]) -> Operation[None]:
-        """Tell the watch of changes, for as long as anybody waits. Ends in no error.
-
-        :param jitter: draws from 0…1. Pauses are stretched by up to a quarter of it, as the poller's are.
-        """
+    def follow(self) -> Operation[None]:
+        """Tell the watch of changes, for as long as anybody waits. Ends in no error."""
         pause = 0.0
         while self.watch:
-            now = yield Sleep(pause * (1 + jitter() / 4))
+            now = yield Sleep(self.watch.stretched(pause))
             if not self.watch:
                 return
             try:

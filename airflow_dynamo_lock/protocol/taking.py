@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_dynamo_lock.protocol.capacity import as_fixed, could_take, enough, fits
-from airflow_dynamo_lock.protocol.crowd import Crowd
+from airflow_dynamo_lock.protocol.crowd import Asker, Crowd
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, WaitForRoom, in_time
 from airflow_dynamo_lock.protocol.errors import (
     LockError,
@@ -40,8 +40,6 @@ _BEHIND_MS = 2000
 _AHEAD_MS = 2000
 # What a request is given to be answered, however little of the caller's time is left, in seconds.
 _ANSWER_WITHIN = 3.0
-# Seconds between two tries of a caller that gets no answer, at most, if it did not ask for more; up to twice as many.
-_LONGEST_PAUSE = 5.0
 # Seconds to wait for another transaction on the same keys, the first time.
 _CONFLICT_PAUSE = 0.05
 # What a caller that gives up still spends on undoing an acquire whose fate it does not know, in seconds.
@@ -375,20 +373,19 @@ class Taking(Holding):
         claim = claims[0]  # the one that was last found busy
         mine: dict[str, Waiter] = {}
         standing = False
-        asker = object()
-        failures = 0
+        asker = Asker(self.crowd)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - now)
                 within = None if left is None else max(left, _ANSWER_WITHIN)
-                if not standing and left != 0 and not self.crowd.may_ask(asker):
-                    now = yield Sleep(self._pause(poll_interval, failures, left))
+                if not standing and left != 0 and not asker.may_ask():
+                    now = yield Sleep(asker.pause(poll_interval, self.stamp().jitter, left))
                     continue
                 try:
                     if not mine or standing:
                         outcome = yield from self.try_acquire_all(claims, within=within, undo=undo, mine=mine)
                         if not isinstance(outcome, Busy):
-                            self.crowd.answered(asker)
+                            asker.answered()
                             if mine:
                                 yield from self._leave_with(outcome, mine, undo=undo)
                             return outcome
@@ -410,10 +407,9 @@ class Taking(Holding):
                     if mine and not standing:
                         yield from self.line.stand(list(mine.values()), within)
                         standing = True
-                    self.crowd.answered(asker)
-                    failures = 0
+                    asker.answered()
                 except LockUnavailableError as unavailable:
-                    self.crowd.unanswered(asker)
+                    asker.unanswered()
                     if left is not None and left <= poll_interval:
                         raise
                     if undo:
@@ -423,8 +419,7 @@ class Taking(Holding):
                         claims = [replace(each, lease_id=lease_id, former=former) for each in claims]
                         claim = next(each for each in claims if each.key == claim.key)
                     log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
-                    now = yield Sleep(self._pause(poll_interval, failures, left))
-                    failures = min(failures + 1, 10)
+                    now = yield Sleep(asker.pause(poll_interval, self.stamp().jitter, left))
                     continue
                 now = yield WaitForRoom(
                     claim.key,
@@ -445,14 +440,7 @@ class Taking(Holding):
                 self.line.drop(mine.values(), resumable=not undo and not isinstance(failure, LockError))
             raise
         finally:
-            self.crowd.gone(asker)
-
-    def _pause(self, poll_interval: float, failures: int, left: float | None) -> float:
-        """Seconds until the next try: more after each failure, and not in step. It may be for all those who try that
-        there is no answer."""
-        pause: float = min(poll_interval * 2**failures, max(poll_interval, _LONGEST_PAUSE))
-        pause *= 1 + self.stamp().jitter
-        return pause if left is None else min(pause, left)
+            asker.gone()
 
     def _leave_with(
         self, granted: tuple[Granted, ...], mine: Mapping[str, Waiter], *, undo: bool
@@ -481,23 +469,32 @@ class Taking(Holding):
         :raises LockTimeoutError: they were not free in time.
         """
         deadline = None if timeout is None else now + timeout
-        while True:
-            try:
-                record, room = yield from self.room(key, slots, capacity)
-            except LockUnavailableError as unavailable:
-                if deadline is not None and deadline - now <= poll_interval:
-                    raise
-                log.warning("Waiting for room in the lock %r: %s", key, unavailable)
-                now = yield Sleep(poll_interval)
-                continue
-            if room or record is None:
-                return record
-            if deadline is not None and now >= deadline:
-                raise LockTimeoutError(_not_in_time(key, timeout or 0.0, Busy(record)), record)
-            left = None if deadline is None else max(0.0, deadline - now)
-            now = yield WaitForRoom(
-                key, slots, takes=False, poll_interval=poll_interval, seconds=left, capacity=capacity
-            )
+        asker = Asker(self.crowd)
+        try:
+            while True:
+                left = None if deadline is None else max(0.0, deadline - now)
+                if left != 0 and not asker.may_ask():
+                    now = yield Sleep(asker.pause(poll_interval, self.stamp().jitter, left))
+                    continue
+                try:
+                    record, room = yield from self.room(key, slots, capacity)
+                except LockUnavailableError as unavailable:
+                    asker.unanswered()
+                    if left is not None and left <= poll_interval:
+                        raise
+                    log.warning("Waiting for room in the lock %r: %s", key, unavailable)
+                    now = yield Sleep(asker.pause(poll_interval, self.stamp().jitter, left))
+                    continue
+                asker.answered()
+                if room or record is None:
+                    return record
+                if left == 0:
+                    raise LockTimeoutError(_not_in_time(key, timeout or 0.0, Busy(record)), record)
+                now = yield WaitForRoom(
+                    key, slots, takes=False, poll_interval=poll_interval, seconds=left, capacity=capacity
+                )
+        finally:
+            asker.gone()
 
     def room(self, key: str, slots: int, capacity: int | None) -> Operation[tuple[LockRecord | None, bool]]:
         """The lock as it is now, and whether so many slots could be taken from it."""

@@ -111,14 +111,10 @@ class Watch:
         intervals += [sight.poll_interval for seen in self.sights.values() for sight in seen]
         return min(intervals, default=1.0)
 
-    def poll(self, jitter: Callable[[], float]) -> Operation[None]:
-        """Read and wake for as long as anybody waits.
-
-        :param jitter: draws from 0…1. Intervals are stretched by up to a quarter of it, so that the pollers of many
-            processes do not fall into step.
-        """
+    def poll(self) -> Operation[None]:
+        """Read and wake for as long as anybody waits."""
         while self:
-            wanted, consistent = yield from self._next(jitter)
+            wanted, consistent = yield from self._next()
             for request in self.format.batch_get(wanted, consistent=consistent):
                 keys = self.format.asked_for(request)
                 try:
@@ -191,12 +187,16 @@ class Watch:
         self._changed |= keys
         return True
 
-    def _next(self, jitter: Callable[[], float]) -> Operation[tuple[set[str], bool]]:
+    def stretched(self, seconds: float) -> float:
+        """A pause, longer by up to a quarter, so that the pollers of many processes do not fall into step."""
+        return seconds * (1 + self.line.stamp().jitter / 4)
+
+    def _next(self) -> Operation[tuple[set[str], bool]]:
         """Sleep until there is something to read: the keys, and whether an old answer will not do."""
         while True:
             self._pace = self.interval
             due = min(self._due.values(), default=math.inf) - self._now
-            now = yield Sleep(max(0.0, min(self._pace * (1 + jitter() / 4), due)))
+            now = yield Sleep(max(0.0, min(self.stretched(self._pace), due)))
             watched = self.tickets.keys() | self.sights.keys()
             # Nobody writes to say that a holder has died.
             changed = self._changed | {key for key, at in self._due.items() if at <= now}

@@ -150,6 +150,17 @@ def test_a_crowd_does_not_keep_a_slow_dynamodb_busy_with_what_nobody_waits_for_a
     assert len(proxy.seen) < 20 * 30
 
 
+def test_nor_does_a_crowd_that_waits_without_taking(make_client: MakeClient, proxy: Proxy, key: str) -> None:
+    client = make_client(proxy, sdk={"read_timeout": 0.2, "retries": {"total_max_attempts": 1}})
+
+    with proxy.applying(Rule(lambda _: True, delay=0.02, in_turn=True)), ThreadPoolExecutor(60) as pool:
+        for looks in [pool.submit(client.wait, key, poll_interval=0.1, timeout=60) for _ in range(60)]:
+            assert looks.result() is None
+
+    print(f"\n{len(proxy.seen)} requests")
+    assert len(proxy.seen) < 4 * 60
+
+
 def test_whatever_the_poller_cannot_go_on_after_is_told_to_all_who_wait(
     make_client: MakeClient, elsewhere: LockClient, proxy: Proxy, threads: ThreadPoolExecutor, key: str
 ) -> None:

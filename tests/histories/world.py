@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from airflow_dynamo_lock.client import aio, core, wire
+from airflow_dynamo_lock.client import core, wire
 
 #: The server's time when a history begins, epoch seconds; not a whole one.
 BEGIN = 1_800_000_000.25
@@ -277,5 +277,4 @@ class World:
             enter(patch.object(core, "time", SimpleNamespace(time_ns=host_ns)))
             enter(patch.object(core, "uuid", SimpleNamespace(uuid4=self.unique)))
             enter(patch.object(core, "Term", term))
-            enter(patch.object(aio, "random", SimpleNamespace(random=self.random.random)))
             yield

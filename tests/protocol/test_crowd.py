@@ -1,51 +1,83 @@
-"""How many may ask at once, when some of those who do get no answer."""
+"""How many may ask at once, when some of those who do get no answer, and how long they wait to ask again."""
 
 from __future__ import annotations
 
-from airflow_dynamo_lock.protocol.crowd import Crowd
+import pytest
+
+from airflow_dynamo_lock.protocol.crowd import Asker, Crowd
 
 
-def _ask(crowd: Crowd, *, names: str = "abcdefghijklmnopqrst") -> list[str]:
-    """Those of twenty who may."""
-    return [name for name in names if crowd.may_ask(name)]
+def _some(crowd: Crowd, number: int = 20) -> list[Asker]:
+    return [Asker(crowd) for _ in range(number)]
+
+
+def _asking(askers: list[Asker]) -> list[Asker]:
+    """Those of them who may."""
+    return [each for each in askers if each.may_ask()]
 
 
 def test_all_may_ask_as_long_as_they_are_answered() -> None:
-    crowd = Crowd()
+    askers = _some(Crowd())
 
     for _ in range(3):
-        asking = _ask(crowd)
-        assert len(asking) == 20
-        for each in asking:
-            crowd.answered(each)
+        assert _asking(askers) == askers
+        for each in askers:
+            each.answered()
 
 
 def test_half_as_many_may_ask_after_each_that_was_not_answered_and_at_last_one() -> None:
     crowd = Crowd()
-    asking = _ask(crowd)
+    askers = _asking(_some(crowd))
 
     rooms = []
-    for each in asking[:5]:
-        crowd.unanswered(each)
+    for each in askers[:5]:
+        each.unanswered()
         rooms.append(crowd._room)
     assert rooms == [10, 5, 2, 1, 1]
 
-    assert not _ask(crowd, names="uv")
-    for each in asking:
-        crowd.gone(each)
-    assert _ask(crowd, names="uv") == ["u"]
-    assert _ask(crowd, names="uv") == ["u"], "who is admitted stays so"
+    others = _some(crowd, 2)
+    assert not _asking(others)
+    for each in askers:
+        each.gone()
+    assert _asking(others) == others[:1]
+    assert _asking(others) == others[:1], "who is admitted stays so"
 
 
 def test_with_each_answer_one_more_may_ask_until_nobody_is_counted() -> None:
     crowd = Crowd()
-    _ask(crowd)
-    for each in "abcdefghijklmnopqrst":
-        crowd.unanswered(each)
+    for each in _asking(_some(crowd)):
+        each.unanswered()
 
+    me = Asker(crowd)
     for already in range(1, 101):
         assert crowd._room == already
-        crowd.may_ask("me")
-        crowd.answered("me")
-        crowd.answered("me")  # said already
-    assert len(_ask(crowd)) == 20
+        me.may_ask()
+        me.answered()
+        me.answered()  # said already
+    assert len(_asking(_some(crowd))) == 20
+
+
+def test_pauses_grow_with_each_failure_to_some_seconds_and_begin_anew_with_an_answer() -> None:
+    asker = Asker(Crowd())
+
+    def pause() -> float:
+        return asker.pause(0.5, 0.0, None)
+
+    assert pause() == 0.5, "before it has asked"
+    pauses = []
+    for _ in range(20):
+        asker.unanswered()
+        pauses.append(pause())
+    assert pauses[:5] == [0.5, 1.0, 2.0, 4.0, 5.0]
+    assert set(pauses[5:]) == {5.0}
+    asker.answered()
+    assert pause() == 0.5
+
+
+def test_a_pause_is_up_to_twice_as_long_but_no_longer_than_there_is_time() -> None:
+    asker = Asker(Crowd())
+
+    assert asker.pause(1.0, 0.5, None) == 1.5
+    assert asker.pause(1.0, 0.5, 1.2) == 1.2
+    asker.unanswered()
+    assert asker.pause(30.0, 0.5, None) == pytest.approx(45.0), "it is not shortened either"

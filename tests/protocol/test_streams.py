@@ -71,7 +71,7 @@ class Stream:
     def follow(self) -> None:
         if not hasattr(self, "reader"):
             self.reader = StreamReader(self.watch, TABLE)
-        self._reader = self.reader.follow(lambda: 0.0)
+        self._reader = self.reader.follow()
         self._effect: Any = next(self._reader)
 
     def once(self) -> list[Any]:
@@ -362,7 +362,7 @@ class Poll:
         self.watch.hurry = self._hurry
         for key in takers:
             self.watch.add(self.ticket(key, interval))
-        self._poller = self.watch.poll(lambda: 0.0)
+        self._poller = self.watch.poll()
         self._effect: Any = next(self._poller)
         self._slept_at = 0.0
         self._hurried = False

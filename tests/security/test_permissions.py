@@ -248,7 +248,7 @@ def follows(sdk: Any, policy: dict[str, Any], table: str = "streamed_locks") -> 
         if next(pauses) == 2:
             watch.remove(ticket)
 
-    locks._run(locks._core.stream_reader.follow(lambda: 0.0), sleep)
+    locks._run(locks._core.stream_reader.follow(), sleep)
     return watch._heard_at > -math.inf, *guarded
 
 
