@@ -32,6 +32,7 @@ from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Slee
 from airflow_dynamo_lock.protocol.errors import (
     LockError,
     LockLostError,
+    LockRecordError,
     LockUnavailableError,
     LockValueError,
 )
@@ -392,12 +393,14 @@ class AsyncLockClient:
         """See `LockClient.waiters`."""
         return await self._run(self._core.line.everybody(self._core.format.checked_key(key)))
 
-    async def list(self, prefix: str = "") -> AsyncIterator[LockRecord]:
+    async def list(
+        self, prefix: str = "", *, on_damaged: Callable[[LockRecordError], None] | None = None
+    ) -> AsyncIterator[LockRecord]:
         """See `LockClient.list`; to be used with ``async for``."""
         limits.checked_text("The prefix", prefix)
         cursor: Mapping[str, Any] | None = None
         while True:
-            records, cursor = await self._run(self._core.operations.page(cursor, prefix))
+            records, cursor = await self._run(self._core.operations.page(cursor, prefix, on_damaged))
             for record in records:
                 yield record
             if not cursor:

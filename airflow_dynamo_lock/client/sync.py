@@ -31,7 +31,7 @@ from airflow_dynamo_lock.client.core import (
 from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, reply
 from airflow_dynamo_lock.protocol import limits, table
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, WaitForRoom
-from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockValueError
+from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockRecordError, LockValueError
 from airflow_dynamo_lock.protocol.formats import NATIVE
 from airflow_dynamo_lock.protocol.limits import Seconds, seconds
 from airflow_dynamo_lock.protocol.model import (
@@ -416,12 +416,17 @@ class LockClient:
         """Those who wait in line for the lock, the next one first."""
         return self._run(self._core.line.everybody(self._core.format.checked_key(key)))
 
-    def list(self, prefix: str = "") -> Iterator[LockRecord]:
-        """All locks of the table, held and free, whose keys begin with `prefix`. Reads the whole table."""
+    def list(
+        self, prefix: str = "", *, on_damaged: Callable[[LockRecordError], None] | None = None
+    ) -> Iterator[LockRecord]:
+        """All locks of the table, held and free, whose keys begin with `prefix`. Reads the whole table.
+
+        :param on_damaged: told of each lock that cannot be read, and is left out. By default that is logged.
+        """
         limits.checked_text("The prefix", prefix)
         cursor: Mapping[str, Any] | None = None
         while True:
-            records, cursor = self._run(self._core.operations.page(cursor, prefix))
+            records, cursor = self._run(self._core.operations.page(cursor, prefix, on_damaged))
             yield from records
             if not cursor:
                 return

@@ -121,7 +121,7 @@ class Holding:
                 left = max(0.0, within - (reply.received_at - first.at))
             found, _ = yield from self._record_after(key, reply, left)
             holder = found.holders.get(lease_id) if found is not None else None
-            if holder is None:
+            if holder is None or not holder.ours:
                 return Lost(found)
             if holder.version == stamp.version:
                 return Renewed(holder, stamp.at)  # by the attempt before the refused one (rule R5)
@@ -316,8 +316,8 @@ class Holding:
             return Released()
         retried |= reply.retried
         record, _ = yield from self._record_after(key, reply, None)
-        if record is not None and lease_id in record.holders:
-            holder = record.holders[lease_id]
+        holder = record.holders.get(lease_id) if record is not None else None
+        if holder is not None and holder.ours:
             slots = holder.slots  # a lease that came from elsewhere may say another number
             if holder.resting:
                 return Released(holder.hold_until_ms)

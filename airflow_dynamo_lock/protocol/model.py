@@ -62,7 +62,7 @@ class Holder:
     :ivar about: who the holder is, in detail (in Airflow: dag, run, task, …).
     :ivar expires_at_ms: when the lease of another library's client runs out by that client's clock, epoch milliseconds;
         None where that is not what counts.
-    :ivar ours: in a foreign format, this is a lease of ours and not another library's.
+    :ivar ours: False for a holder that is another library's.
     """
 
     lease_id: str
@@ -80,7 +80,7 @@ class Holder:
     took_over: bool = False
     about: Mapping[str, str] = field(default_factory=dict)
     expires_at_ms: int | None = None
-    ours: bool = False
+    ours: bool = True
 
     @property
     def acquired_at(self) -> datetime | None:

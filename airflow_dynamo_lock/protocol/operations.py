@@ -11,8 +11,9 @@ that they do not hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from airflow_dynamo_lock.protocol.capacity import kind
@@ -114,16 +115,25 @@ class Operations(Taking):
         return False
 
     def page(
-        self, cursor: Mapping[str, Any] | None, prefix: str = ""
+        self,
+        cursor: Mapping[str, Any] | None,
+        prefix: str = "",
+        on_damaged: Callable[[LockRecordError], None] | None = None,
     ) -> Operation[tuple[list[LockRecord], Mapping[str, Any] | None]]:
-        """One page of all locks whose keys begin like that, and where the next one starts (None after the last)."""
+        """One page of all locks whose keys begin like that, and where the next one starts (None after the last).
+
+        :param on_damaged: told of each that cannot be read, and is left out; by default that is logged.
+        """
         reply: Reply = yield self.format.scan(cursor, prefix)
         records = []
         for item in reply.output.get("Items", ()):
             try:
                 record = self.format.record(item, reply.server_ms)
-                if not record.key.startswith(WAITING):  # the processes of those who wait
+                if not (
+                    self.format.has_lines and record.key.startswith(WAITING)
+                ):  # processes of those who wait
                     records.append(record)
             except LockRecordError as damaged:
-                log.warning("%s", damaged)  # and the others are listed all the same
+                # The others are listed all the same.
+                (on_damaged or partial(log.warning, "%s"))(damaged)
         return records, reply.output.get("LastEvaluatedKey")

@@ -80,11 +80,18 @@ def check(format: Format) -> Operation[Mapping[str, Any]]:
             f"The table {table!r} is not a lock table: its keys should be {_show(format.keys)}, but they are "
             f"{_show(found)}. Choose another name, or create the table with client.create_table()."
         )
-    if format.ttl_attribute is None:
-        return described
     reply: Reply = yield Request("DescribeTimeToLive", {"TableName": table})
     ttl = reply.output["TimeToLiveDescription"]
-    if ttl.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
+    on = ttl.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
+    if format.ttl_attribute is None:
+        if on:
+            raise LockTableError(
+                f"The table {table!r} expires records by the attribute {ttl.get('AttributeName')!r}, which our clients "
+                "do not renew, so that DynamoDB could delete a lock that is held: disable its time to live, or choose "
+                "another table."
+            )
+        return described
+    if not on:
         raise TtlOffError(
             f"The lock table {table!r} never removes the records of locks that nobody uses any more: "
             f"enable time to live on the attribute {format.ttl_attribute!r}, as client.create_table() does."

@@ -42,7 +42,7 @@ class AmazonLockClient(ForeignTable):
             return None
         lease_ms = max(1, checked_ms("leaseDuration", int(text(values, "leaseDuration"))))
         owner, version = text(values, "ownerName"), text(values, "recordVersionNumber")
-        return Holder(owner, owner, 1, lease_ms, lease_ms, version, acquired_at_ms=None)
+        return Holder(owner, owner, 1, lease_ms, lease_ms, version, acquired_at_ms=None, ours=False)
 
     def marked(self, owner: str, lease_id: str, stamp: Stamp) -> str:
         """See `ForeignTable`."""
@@ -57,8 +57,10 @@ class AmazonLockClient(ForeignTable):
         return {"leaseDuration": str(lease_ms)}
 
     def emptied(self, stamp: Stamp) -> Mapping[str, Any]:
-        """See `ForeignTable`. As their clients do it that are told to keep the item: what else it has is theirs."""
-        return {"isReleased": _RELEASED}
+        """See `ForeignTable`. As their clients do it that are told to keep the item: what else it has is theirs. But
+        the version is new, so that nothing succeeds any more that goes by the old one: a heartbeat of a holder of
+        theirs whose lock was broken, or the write of one who took our holder for dead just before it was released."""
+        return {"isReleased": _RELEASED, "recordVersionNumber": stamp.version}
 
     def kept(self, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """See `ForeignTable`."""

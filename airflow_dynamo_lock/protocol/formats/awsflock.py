@@ -41,6 +41,7 @@ class AwsFlock(ForeignTable):
             lease_id,
             acquired_at_ms=max(0, ends_ms - lease_ms),
             expires_at_ms=ends_ms,
+            ours=False,
         )
 
     def marked(self, owner: str, lease_id: str, stamp: Stamp) -> str:

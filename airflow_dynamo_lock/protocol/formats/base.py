@@ -603,7 +603,7 @@ class ForeignTable(TableReads, OneHolder):
     def _holder(self, values: Mapping[str, Any]) -> Holder | None:
         ours = values.get(OURS)
         if isinstance(ours, dict) and ours.get("mark") == values.get(self.mark) and ours.get("mark"):
-            return replace(read_holder(ours["lease_id"], ours), ours=True)
+            return read_holder(ours["lease_id"], ours)
         return self.foreign(values)
 
     # -- how they are put together ------------------------------------------------------------------------------
@@ -675,7 +675,7 @@ def text(values: Mapping[str, Any], name: str) -> str:
 
 
 def milliseconds(values: Mapping[str, Any], name: str, unit_ms: int = 1) -> int:
-    """An attribute that is to be a time or a duration, in milliseconds.
+    """An attribute that is to be a time or a duration, in milliseconds; the last time of all, if it is later.
 
     :param unit_ms: 1000 if it is in seconds.
     """
@@ -689,9 +689,10 @@ def checked_ms(name: str, value: Any, unit_ms: int = 1) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"its attribute {name!r} is not a number")
-    if not 0 <= value * unit_ms <= LAST_MS:
+    if not value >= 0:
         raise ValueError(f"its attribute {name!r} is no time")
-    return int(value * unit_ms)
+    # There are programs that hold a lock "for ever".
+    return int(min(value * unit_ms, LAST_MS))
 
 
 #: The end of the year 9999, epoch milliseconds: what a datetime can show.

@@ -13,6 +13,7 @@ Whoever has the same name holds the same lock there. Ours has the lease id in it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,13 +41,24 @@ class DynDBMutex(ForeignTable):
         owner = text(values, "holder")
         if owner == _NOBODY:
             return None
-        ends = milliseconds(values, "expire_ts")
-        return Holder(owner, owner, 1, 0, 0, f"{ends} {owner}", acquired_at_ms=None, expires_at_ms=ends)
+        ends_ms = milliseconds(values, "expire_ts")
+        return Holder(
+            owner,
+            owner,
+            1,
+            0,
+            0,
+            f"{values['expire_ts']} {owner}",
+            acquired_at_ms=None,
+            expires_at_ms=ends_ms,
+            ours=False,
+        )
 
     def unchanged(self, dead: Holder) -> tuple[str, Mapping[str, Any]]:
         """See `ForeignTable`."""
         condition = "#holder = :seen_holder AND #expire_ts = :seen_end"
-        return condition, {":seen_holder": dead.owner, ":seen_end": dead.expires_at_ms}
+        ends, _, _ = dead.version.partition(" ")
+        return condition, {":seen_holder": dead.owner, ":seen_end": json.loads(ends)}
 
     def marked(self, owner: str, lease_id: str, stamp: Stamp) -> str:
         """See `ForeignTable`."""

@@ -35,7 +35,7 @@ class PythonDynamoDBLock(ForeignTable):
         """See `ForeignTable`."""
         lease_ms = max(1, milliseconds(values, "lease_duration", 1000))
         owner, version = text(values, "owner_name"), text(values, "record_version_number")
-        return Holder(owner, owner, 1, lease_ms, lease_ms, version, acquired_at_ms=None)
+        return Holder(owner, owner, 1, lease_ms, lease_ms, version, acquired_at_ms=None, ours=False)
 
     def marked(self, owner: str, lease_id: str, stamp: Stamp) -> str:
         """See `ForeignTable`."""

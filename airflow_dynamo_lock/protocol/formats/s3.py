@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, T, in_time
 from airflow_dynamo_lock.protocol.errors import (
+    LockAccessError,
     LockError,
     LockRecordError,
     LockUnavailableError,
@@ -51,10 +52,16 @@ _ROUNDS = 8
 # What S3 takes as metadata, in bytes, less its name; and the longest key.
 _METADATA_BYTES = 2048 - len(OURS)
 _KEY_BYTES = 1024
+# A lock's object has some hundred bytes. What is larger than this is none.
+_LARGEST = 8192
 _PAGE = 100
 
 _FIELDS = {"expire", "lock_time", "release_time", "owner"}
 _NONE = Change()
+
+
+class _NotALockError(LockRecordError):
+    """The object does not look like one of the format: other things may be kept in the bucket, too."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,9 @@ class S3Objects(OneHolder):
 
     def take_again(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
         """Go on holding what an earlier write of ours took (rule R5)."""
-        return self._sign_of_life(claim.key, claim.lease_id, stamp, mine.version, acquired_at=stamp.best_ms)
+        return self._sign_of_life(
+            claim.key, claim.lease_id, stamp, mine.version, takes=True, acquired_at=stamp.best_ms
+        )
 
     def put_right(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request:
         """Replace the times of a grant whose clock turned out to be wrong (rule R3)."""
@@ -441,8 +450,14 @@ class S3Objects(OneHolder):
         reply: Reply = yield Request("ListObjectsV2", page.params)
         items = []
         for each in reply.output.get("Contents", ()):
-            found, _ = yield from self._read(each["Key"], page.within)
-            if found is not None:
+            if each["Size"] > _LARGEST:
+                continue  # something else that is kept in the bucket
+            found: _Found
+            try:
+                found, _ = yield from self._read(each["Key"], page.within)
+            except LockAccessError as denied:
+                found = LockRecordError(f"The object {each['Key']!r} cannot be read: {denied}"), ""
+            if found is not None and not isinstance(found[0], _NotALockError):
                 items.append({"key": each["Key"], "lock": found[0]})
         token = reply.output.get("NextContinuationToken")
         after = {"LastEvaluatedKey": {"ContinuationToken": token}} if token else {}
@@ -468,18 +483,32 @@ def _freed(now: _Object, stamp: Stamp) -> _Object:
 
 def _object(key: str, bucket: str, output: Mapping[str, Any]) -> _Object | LockRecordError:
     try:
-        lock = json.loads(output["Body"])
+        lock = _json(output["Body"])
         if not isinstance(lock, dict) or lock.keys() != _FIELDS:
-            raise ValueError(f"it is not a JSON object with {', '.join(sorted(_FIELDS))}")
+            return _NotALockError(
+                _why(key, bucket, f"it is no JSON object with {', '.join(sorted(_FIELDS))}")
+            )
         ours = json.loads(output.get("Metadata", {}).get(OURS, "null"))
         found = _Object(lock, ours if ours and ours["mark"] == lock["owner"] else None)
         _holder(found)
     except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as wrong:
-        return LockRecordError(
-            f"The object {key!r} in the bucket {bucket!r} is not a lock ({shown(str(wrong))}); it was left as it is: "
-            "check the bucket and the name, or look at the object before you delete it."
-        )
+        return LockRecordError(_why(key, bucket, str(wrong)))
     return found
+
+
+def _json(text: bytes) -> Any:
+    """What a JSON text says; None if it is not one."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _why(key: str, bucket: str, wrong: str) -> str:
+    return (
+        f"The object {key!r} in the bucket {bucket!r} is not a lock ({shown(wrong)}); it was left as it is: check the "
+        "bucket and the name, or look at the object before you delete it."
+    )
 
 
 def _holder(found: _Object) -> Holder | None:
@@ -488,7 +517,7 @@ def _holder(found: _Object) -> Holder | None:
     if owner is None:
         return None
     if found.ours is not None:
-        return replace(read_holder(found.ours["lease_id"], found.ours), ours=True)
+        return read_holder(found.ours["lease_id"], found.ours)
     if not isinstance(owner, str):
         raise TypeError("its owner is not text")
     expire_ms = max(1, checked_ms("expire", found.lock["expire"], 1000))
@@ -508,4 +537,5 @@ def _holder(found: _Object) -> Holder | None:
         f"{found.lock['lock_time']} {found.lock['expire']} {owner}",
         acquired_at_ms=max(0, taken_ms),
         expires_at_ms=checked_ms("lock_time and expire", taken_ms + expire_ms),
+        ours=False,
     )
