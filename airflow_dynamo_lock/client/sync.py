@@ -390,7 +390,8 @@ class LockClient:
         If it is less than what is held, nobody loses a lease: new ones are granted when enough were given back.
 
         :returns: the lock as it is now.
-        :raises CapacityMismatchError: it is in use, and not as a semaphore.
+        :raises CapacityMismatchError: it is in use, and not as a semaphore; or it is in use, and was not to have that
+            capacity any more.
         """
         return self._run(self._core.set_capacity(key, capacity))
 

@@ -32,30 +32,52 @@ def fits(record: LockRecord, dead: list[Holder], slots: int, capacity: int) -> b
     return idle and slots <= capacity
 
 
-def could_take(record: LockRecord, dead: list[Holder], slots: int, capacity: int | None) -> bool:
-    """Whether somebody who wants so many slots has reason to try: there is room, or there never will be, which he is to
-    be told. Without a capacity, whatever is not shared will do."""
+def could_take(
+    record: LockRecord, dead: list[Holder], slots: int, capacity: int | None, *, takes: bool
+) -> bool:
+    """Whether somebody who wants so many slots has reason to try. Without a capacity, whatever is not shared will do.
+
+    :param takes: he would take them: if the lock is in use with another capacity, he is to be told so.
+    """
     if capacity is None:
-        capacity = 1 if record.capacity == SHARED else record.capacity
+        capacity = 1 if record.capacity == SHARED and not record.fixed else record.capacity
+    elif record.fixed and capacity in ONE_OR_ALL:
+        return takes
     try:
-        return fits(record, dead, min(slots, max(1, record.capacity)), capacity)
+        return fits(record, dead, min(slots, max(1, record.capacity)), that_counts(capacity, record))
     except CapacityMismatchError:
-        return True
+        return takes
+
+
+def that_counts(capacity: int, record: LockRecord | None) -> int:
+    """The capacity that a claim is for: the one that somebody has set, if it is for a semaphore."""
+    return record.capacity if record is not None and record.fixed and capacity not in ONE_OR_ALL else capacity
 
 
 def as_fixed(claim: Claim, record: LockRecord) -> Claim:
-    """The claim, with the capacity that somebody has set, if it is one for a semaphore.
+    """The claim, with the capacity that somebody has set, if there is one.
 
     :raises LockValueError: it wants more than that.
+    :raises CapacityMismatchError: it is not one for a semaphore.
     """
-    if not record.fixed or claim.capacity in ONE_OR_ALL:
+    if not record.fixed:
         return claim
-    if claim.slots > record.capacity:
-        raise LockValueError(
-            f"{claim.slots} slots can never be free in the lock {claim.key!r}: its capacity was set to "
-            f"{record.capacity}."
-        )
+    if claim.capacity in ONE_OR_ALL:
+        # Also where it is the same: its holder would not count on others, for whom more slots may be made.
+        raise CapacityMismatchError(_mismatch(record, claim.capacity))
+    check_fixed(record, claim.slots)
     return replace(claim, capacity=record.capacity)
+
+
+def check_fixed(record: LockRecord, slots: int) -> None:
+    """Whether there will ever be so many.
+
+    :raises LockValueError: there will not.
+    """
+    if record.fixed and slots > record.capacity:
+        raise LockValueError(
+            f"{slots} slots can never be free in the lock {record.key!r}: its capacity was set to {record.capacity}."
+        )
 
 
 def _mismatch(record: LockRecord, capacity: int) -> str:

@@ -67,6 +67,10 @@ class Asker:
         :param jitter: a number from 0…1, drawn for this pause.
         :param left: of how much time; None if there is no end to it.
         """
-        times: int = 2 ** max(0, self._failures - 1)
-        pause = min(poll_interval * times, max(poll_interval, _LONGEST_PAUSE)) * (1 + jitter)
+        if not self._failures:  # it is only not his turn
+            pause = min(poll_interval, _LONGEST_PAUSE)
+        else:
+            times: int = 2 ** (self._failures - 1)
+            pause = min(poll_interval * times, max(poll_interval, _LONGEST_PAUSE))
+        pause *= 1 + jitter
         return pause if left is None else min(pause, left)

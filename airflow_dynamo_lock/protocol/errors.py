@@ -34,6 +34,14 @@ class LockLostError(LockError):
 class LockNotFoundError(LockError):
     """There is no record of the lock, and it was to be taken only if there is one."""
 
+    @classmethod
+    def of(cls, key: str) -> LockNotFoundError:
+        """The error for that lock."""
+        return cls(
+            f"There is no record of the lock {key!r}, and it was to be taken only if there is one: check its name, or "
+            "make it with an acquire of the usual kind."
+        )
+
 
 class LockNotHeldError(LockError):
     """The lease that was to be renewed or broken is not among the holders of the lock."""

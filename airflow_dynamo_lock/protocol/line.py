@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_dynamo_lock.protocol.capacity import that_counts
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, in_time
-from airflow_dynamo_lock.protocol.errors import LockError, LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import LockError, LockNotFoundError, LockUnavailableError
 from airflow_dynamo_lock.protocol.formats.base import Format
 from airflow_dynamo_lock.protocol.limits import WAITING
 from airflow_dynamo_lock.protocol.model import (
@@ -56,6 +57,8 @@ _PROCESS_FROM = 5.0
 _ROUND = 1.0
 # How long after it was sent a write may still arrive, and how long one that has may hold the others up, in seconds.
 _LATE, _LATE_PAUSE = 65.0, 10.0
+# For so many seconds it is tried again to leave a line, where that fails.
+_PATIENCE = 300.0
 # How often it is tried to draw numbers in several lines at once, and seconds after the first failure.
 _DRAWS, _DRAW_PAUSE = 6, 0.05
 # For so many seconds a line that was read is good enough to look for one's place in; the pause until it may be there.
@@ -90,11 +93,13 @@ class _Leftover:
     :ivar until: what made the entry may arrive as late as that, in monotonic seconds.
     :ivar due: it is to be done from then on.
     :ivar resumable: it is left for another process, which may go on in this place.
+    :ivar given_up: from when on nothing more is tried, should it fail until then: the dead are passed over.
     """
 
     until: float = -math.inf
     due: float = -math.inf
     resumable: bool = False
+    given_up: float = math.inf
 
 
 # A place in the line of a lock: its key, and the place. (The same number may have been drawn in the lines of two.)
@@ -190,6 +195,9 @@ class Line:
             for request in self.format.batch_get([each.key for each in claims], consistent=True):
                 reply: Reply = yield in_time(request, seconds)
                 seen |= {each.key: each for each in self.format.batch_records(reply.output, reply.server_ms)}
+            for claim in claims:
+                if claim.only_existing and claim.key not in seen:
+                    raise LockNotFoundError.of(claim.key)
             stamp = self.stamp()
             draws = [self.format.draw_exactly(each, seen.get(each.key), stamp) for each in claims]
             try:
@@ -240,12 +248,22 @@ class Line:
             if late:
                 self._uncertain |= {_spot(each): stamp.at + _LATE for each in waiters}
 
-    def leave(self, waiters: Sequence[Waiter], seconds: float | None) -> Operation[None]:
-        """Leave the lines."""
+    def leave(
+        self, waiters: Sequence[Waiter], seconds: float | None, *, with_lock: bool = True
+    ) -> Operation[None]:
+        """Leave the lines.
+
+        :param with_lock: having been granted what one has waited for. Else those behind would go on leaving it to the
+            first in line to take the lock, and he has just gone.
+        """
         try:
             yield in_time(
                 self._all([self.format.step_out(each.key, each.place) for each in waiters]), seconds
             )
+            for waiter in () if with_lock else waiters:
+                reply: Reply = yield in_time(self.format.unmark(waiter.key, waiter.place), seconds)
+                if reply.refused:
+                    yield in_time(self.format.move_mark(waiter.key, waiter.place), seconds)
         except BaseException as failure:
             self.drop(waiters)
             if not isinstance(failure, LockError):
@@ -319,13 +337,16 @@ class Line:
             key, place = spot
             try:
                 if leftover.resumable:
-                    yield self.format.hand_place(key, place, self.stamp())
+                    yield self.format.hand_place(key, place, self.process, self.stamp())
                 else:
                     yield self.format.step_out(key, place)
             except LockError as failure:
-                log.debug("Could not leave the line of the lock %r, trying again: %s", key, failure)
-                return
-            if leftover.resumable or now >= leftover.until:
+                leftover.given_up = min(leftover.given_up, max(now, leftover.until) + _PATIENCE)
+                if now < leftover.given_up:
+                    log.debug("Could not leave the line of the lock %r, trying again: %s", key, failure)
+                    return
+                log.debug("Could not leave the line of the lock %r: %s", key, failure)
+            if now >= min(leftover.until, leftover.given_up):
                 if self._leftovers.get(spot) is leftover:
                     del self._leftovers[spot]
             else:
@@ -360,7 +381,7 @@ class Line:
             dead += [each.place for each in before if each.place not in alive]
             ahead += [each for each in living if not claim.supersedes(each)]
             cursor = reply.output.get("LastEvaluatedKey")
-            if not cursor or following is not None or not _fits_behind(claim, ahead):
+            if not cursor or following is not None or not _fits_behind(claim, ahead, record):
                 break
         if not following and cursor is not None:
             standing = True  # not seen, since it was not looked for to the end
@@ -465,10 +486,10 @@ def standings(waiters: list[Waiter]) -> dict[str, Standing]:
     }
 
 
-def _fits_behind(claim: Claim, ahead: list[Waiter]) -> bool:
+def _fits_behind(claim: Claim, ahead: list[Waiter], record: LockRecord | None) -> bool:
     """Whether a lock that nobody holds would have room for all of them, and for the claim."""
     return all(alike(each.capacity, claim.capacity) for each in ahead) and (
-        sum(each.slots for each in ahead) + claim.slots <= claim.capacity
+        sum(each.slots for each in ahead) + claim.slots <= that_counts(claim.capacity, record)
     )
 
 

@@ -21,7 +21,7 @@ from airflow_dynamo_lock.protocol.attributes import encode
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Stamp, T
 from airflow_dynamo_lock.protocol.limits import checked_key
 from airflow_dynamo_lock.protocol.model import Change, Claim, Holder, LockRecord, Waiter
-from airflow_dynamo_lock.protocol.places import front_of, next_number
+from airflow_dynamo_lock.protocol.places import front_of, in_class, mark_after, next_number, number_of
 from airflow_dynamo_lock.protocol.reading import TableReads
 from airflow_dynamo_lock.protocol.records import ATTRIBUTES, WAITER_ENTRY, lock_record, waiter_record
 
@@ -57,6 +57,9 @@ _NOT_OVERTAKEN = (
 _HELD_LONG_ENOUGH = "(attribute_not_exists(#holders.#me.#hold_until) OR #holders.#me.#hold_until <= :now)"
 
 _NOT_ENDING = " AND attribute_not_exists(#holders.#me.#ending)"
+
+# The mark is not raised: there may be somebody before it.
+_LOWERS = " AND (attribute_not_exists(#first) OR #first >= :front)"
 
 _NONE = Change()
 
@@ -397,13 +400,13 @@ class NativeFormat(TableReads):
 
     def set_capacity(self, key: str, capacity: int | None, seen: LockRecord, stamp: Stamp) -> Request:
         """Give a semaphore another capacity, held or not, which counts from now on; or, with None, let the claims
-        decide again."""
+        decide again, if nobody holds it: theirs may be another."""
         if capacity is None:
             return self._write(
                 key,
                 "SET #expires_at = :expires_at REMOVE #fixed",
-                "attribute_exists(#fixed)",
-                {":expires_at": _expiry(stamp, 0)},
+                "attribute_exists(#fixed) AND size(#holders) = :zero",
+                {":expires_at": _expiry(stamp, 0), ":zero": 0},
             )
         return self._write(
             key,
@@ -446,14 +449,14 @@ class NativeFormat(TableReads):
         """Draw the next number, and make sure that nobody comes in between before its place is taken."""
         front = front_of(priority, next_number(seen, stamp))
         # To lower the mark is always safe: it says that nobody stands before it. Where it is low enough already, it has
-        # to be so still when the number is drawn.
+        # to be so still when the number is drawn; and where it is not, nobody may have lowered it further meanwhile.
         lower = seen.first is None or seen.first > front
         return self._write(
             key,
             f"SET #tickets = {'#tickets + :one' if seen.tickets else ':number'}"
             + (", #first = :front" if lower else ""),
             f"attribute_exists(#key) AND attribute_{'exists' if seen.tickets else 'not_exists'}(#tickets)"
-            + ("" if lower else " AND #first <= :front"),
+            + (_LOWERS if lower else " AND #first <= :front"),
             {":one": 1, ":number": next_number(seen, stamp), ":front": front},
         )
 
@@ -464,6 +467,29 @@ class NativeFormat(TableReads):
             "SET #first = :place",
             "attribute_exists(#key) AND (attribute_not_exists(#first) OR #first > :place)",
             {":place": place},
+        )
+
+    def unmark(self, key: str, place: str) -> Request:
+        """Say that nobody stands in line, after the only one has left his place."""
+        return self._mark_left(key, place, "REMOVE #first", " AND #tickets = :number")
+
+    def move_mark(self, key: str, place: str) -> Request:
+        """Say that nobody stands before the places behind that one, which was the first, and has been left."""
+        return self._mark_left(key, place, "SET #first = :after", "")
+
+    def _mark_left(self, key: str, place: str, update: str, condition: str) -> Request:
+        number = number_of(place)
+        return self._write(
+            key,
+            update,
+            # Who has come to stand before it has lowered the mark.
+            f"#first >= :front AND #first <= :place{condition}",
+            {
+                ":front": f"{in_class(place)}/{number:015d}",
+                ":place": place,
+                ":after": mark_after(place),
+                ":number": number,
+            },
         )
 
     def stand(self, waiter: Waiter) -> Request:
@@ -480,8 +506,11 @@ class NativeFormat(TableReads):
         encoded = {name: encode(value) for name, value in item.items()}
         return Request("PutItem", {"TableName": self.table, "Item": encoded})
 
-    def hand_place(self, key: str, place: str, stamp: Stamp) -> Request:
-        """Leave a place to another process, which may soon go on in it; if none does, it is a dead one's."""
+    def hand_place(self, key: str, place: str, process: str, stamp: Stamp) -> Request:
+        """Leave a place to another process, which may soon go on in it; if none does, it is a dead one's.
+
+        :param process: whose it is. One that goes on in it already is not disturbed.
+        """
         stamped = stamp.server_ms is not None
         return self._write(
             key,
@@ -489,8 +518,8 @@ class NativeFormat(TableReads):
             + (", #renewed_at = :renewed_at" if stamped else "")
             + " REMOVE #process"
             + ("" if stamped else ", #renewed_at"),
-            "attribute_exists(#key)",
-            {":version": stamp.version, ":renewed_at": stamp.server_ms},
+            "#process = :process",
+            {":version": stamp.version, ":renewed_at": stamp.server_ms, ":process": process},
             entry=WAITER_ENTRY + place,
         )
 
@@ -572,7 +601,7 @@ class NativeFormat(TableReads):
                 if seen.tickets
                 else "attribute_exists(#key) AND attribute_not_exists(#tickets)"
             )
-            + ("" if lower else " AND #first <= :front"),
+            + (_LOWERS if lower else " AND #first <= :front"),
             {**values, ":drawn": seen.tickets},
         )
 

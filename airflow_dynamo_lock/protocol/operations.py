@@ -66,7 +66,8 @@ class Operations(Taking):
     def set_capacity(self, key: str, capacity: int | None) -> Operation[CapacitySet]:
         """Give a semaphore another capacity, held or not; or, with None, let the claims decide again.
 
-        :raises CapacityMismatchError: it is in use, and not as a semaphore.
+        :raises CapacityMismatchError: it is in use, and not as a semaphore; or it is in use, and the capacity was to be
+            taken back.
         """
         record: LockRecord | None = None
         for _ in range(ROUNDS):
@@ -78,6 +79,12 @@ class Operations(Taking):
                 write = self.format.found(key, capacity, stamp)
             elif record.fixed and record.capacity == capacity:
                 return CapacitySet(record)
+            elif record.holders and capacity is None:
+                raise CapacityMismatchError(
+                    f"The capacity of the lock {key!r} can be taken back when nobody holds it, for what those say who "
+                    f"wait may be another one than the {record.capacity} that was set: set it to what they say, or try "
+                    f"again then. {record.describe()}."
+                )
             elif record.holders and record.capacity in ONE_OR_ALL and not record.fixed:
                 raise CapacityMismatchError(
                     f"The lock {key!r} is in use as {kind(record.capacity)}, so that its capacity cannot be set: "

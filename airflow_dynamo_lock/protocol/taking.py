@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_dynamo_lock.protocol.capacity import as_fixed, could_take, enough, fits
+from airflow_dynamo_lock.protocol.capacity import as_fixed, check_fixed, could_take, enough, fits
 from airflow_dynamo_lock.protocol.crowd import Asker, Crowd
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, WaitForRoom, in_time
 from airflow_dynamo_lock.protocol.errors import (
@@ -91,10 +91,7 @@ class Taking(Holding):
 
     def _undo(self, claims: Sequence[Claim]) -> Operation[None]:
         """Give back what may have been taken, and what nobody was told of (rule R5)."""
-        releases = [
-            self.format.release(each.key, each.lease_id, each.slots, self.stamp(), heard=False)
-            for each in claims
-        ]
+        releases = [self._unheard(each) for each in claims]
         try:
             if len(claims) > 1:
                 reply: Reply = yield in_time(self.format.transaction(releases), _UNDO_WITHIN)
@@ -105,6 +102,15 @@ class Taking(Holding):
         except Exception as failure:
             names = ", ".join(repr(each.key) for each in claims)
             log.debug("Could not undo the acquire of %s (lease %s): %s", names, claims[0].lease_id, failure)
+
+    def _unheard(self, claim: Claim) -> Request:
+        """Give back what nobody was told of. It need not be held for a while, as what was granted has to be."""
+        if not claim.min_hold_ms:
+            return self.format.release(claim.key, claim.lease_id, claim.slots, self.stamp(), heard=False)
+        holder = Holder(
+            claim.lease_id, claim.owner, claim.slots, claim.lease_ms, claim.grace_ms, "", acquired_at_ms=None
+        )
+        return self.format.break_(claim.key, holder, self.stamp())
 
     def _take(self, claim: Claim, within: float | None, mine: Waiter | None) -> Operation[Granted | Busy]:
         """Write, and learn from each refusal what to write next. Who stands in line looks first."""
@@ -246,10 +252,7 @@ class Taking(Holding):
         ahead = view.ahead if view is not None and claim.fair else ()
         stamp = self.stamp()
         if record is None and claim.only_existing:
-            raise LockNotFoundError(
-                f"There is no record of the lock {claim.key!r}, and it was to be taken only if there is one: check its "
-                "name, or make it with an acquire of the usual kind."
-            )
+            raise LockNotFoundError.of(claim.key)
         if record is None:
             return _Take(claim, stamp, self.format.take_idle(claim, stamp, None, turn))
         claim = as_fixed(claim, record)
@@ -410,7 +413,9 @@ class Taking(Holding):
                     asker.answered()
                 except LockUnavailableError as unavailable:
                     asker.unanswered()
-                    if left is not None and left <= poll_interval:
+                    stamp = self.stamp()
+                    left = None if deadline is None else max(0.0, deadline - stamp.at)
+                    if left == 0:
                         raise
                     if undo:
                         # A grant attempt of its own (rule R7): what undoes the last one may arrive late, and must not
@@ -419,7 +424,7 @@ class Taking(Holding):
                         claims = [replace(each, lease_id=lease_id, former=former) for each in claims]
                         claim = next(each for each in claims if each.key == claim.key)
                     log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
-                    now = yield Sleep(asker.pause(poll_interval, self.stamp().jitter, left))
+                    now = yield Sleep(asker.pause(poll_interval, stamp.jitter, left))
                     continue
                 now = yield WaitForRoom(
                     claim.key,
@@ -435,7 +440,7 @@ class Taking(Holding):
             # Who is interrupted by a person has time to leave; who is cancelled, or has no network, may not.
             interrupted = undo and isinstance(failure, (KeyboardInterrupt, SystemExit))
             if mine and (interrupted or isinstance(failure, LockTimeoutError)):
-                yield from self.line.leave(list(mine.values()), _UNDO_WITHIN)
+                yield from self.line.leave(list(mine.values()), _UNDO_WITHIN, with_lock=False)
             else:
                 self.line.drop(mine.values(), resumable=not undo and not isinstance(failure, LockError))
             raise
@@ -477,13 +482,16 @@ class Taking(Holding):
                     now = yield Sleep(asker.pause(poll_interval, self.stamp().jitter, left))
                     continue
                 try:
-                    record, room = yield from self.room(key, slots, capacity)
+                    within = None if left is None else max(left, _ANSWER_WITHIN)
+                    record, room = yield from self.room(key, slots, capacity, within)
                 except LockUnavailableError as unavailable:
                     asker.unanswered()
-                    if left is not None and left <= poll_interval:
+                    stamp = self.stamp()
+                    left = None if deadline is None else max(0.0, deadline - stamp.at)
+                    if left == 0:
                         raise
                     log.warning("Waiting for room in the lock %r: %s", key, unavailable)
-                    now = yield Sleep(asker.pause(poll_interval, self.stamp().jitter, left))
+                    now = yield Sleep(asker.pause(poll_interval, stamp.jitter, left))
                     continue
                 asker.answered()
                 if room or record is None:
@@ -496,15 +504,21 @@ class Taking(Holding):
         finally:
             asker.gone()
 
-    def room(self, key: str, slots: int, capacity: int | None) -> Operation[tuple[LockRecord | None, bool]]:
-        """The lock as it is now, and whether so many slots could be taken from it."""
-        reply: Reply = yield self.format.get(key)
+    def room(
+        self, key: str, slots: int, capacity: int | None, within: float | None = None
+    ) -> Operation[tuple[LockRecord | None, bool]]:
+        """The lock as it is now, and whether so many slots could be taken from it.
+
+        :raises LockValueError: they never can, by a capacity that was set.
+        """
+        reply: Reply = yield in_time(self.format.get(key), within)
         item = reply.output.get("Item")
         if not item:
             return None, True
         record = self.format.record(item, reply.server_ms)
+        check_fixed(record, slots)
         dead = self.observer.see(record, reply)
-        return record, could_take(record, dead, slots, capacity)
+        return record, could_take(record, dead, slots, capacity, takes=False)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from airflow_dynamo_lock.protocol.capacity import could_take, room
+from airflow_dynamo_lock.protocol.capacity import could_take, room, that_counts
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Sleep, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockError, LockUnavailableError
 from airflow_dynamo_lock.protocol.formats.base import Format
@@ -237,9 +237,9 @@ class Watch:
                 sight.gone(False)
         queue = self.tickets.get(key, [])
         if record is not None:
-            self._pause[key] = _pause(record, queue)
             dead = self.observer.see(record, reply)
             left = room(record, dead)
+            self._pause[key] = _pause(record, queue, left)
             patient = self._is_patient(key, record, left)
             if self._heard_at > -math.inf:
                 # What is free, and is taken by nobody, changes nothing that the stream could tell.
@@ -254,7 +254,7 @@ class Watch:
             wants = ticket.wants
             if record is None:
                 enough = not (taken and wants.takes)
-            elif wants.capacity in (None, record.capacity):
+            elif wants.capacity is None or that_counts(wants.capacity, record) == record.capacity:
                 # Somebody who wants more than there is at all is woken too: to be told so.
                 needs = min(wants.slots, max(1, record.capacity))
                 enough = left >= needs
@@ -263,7 +263,9 @@ class Watch:
                 if enough and wants.takes:
                     left -= needs
             else:
-                enough = not taken and could_take(record, dead, wants.slots, wants.capacity)
+                enough = not taken and could_take(
+                    record, dead, wants.slots, wants.capacity, takes=wants.takes
+                )
             if enough:
                 ticket.wake(None)
                 taken = taken or wants.takes
@@ -289,11 +291,11 @@ def _may_be_next(place: str, needs: int, record: LockRecord, left: int) -> bool:
     return left >= max(0, number_of(place) - number_of(record.first)) + needs
 
 
-def _pause(record: LockRecord, queue: list[Ticket]) -> int:
+def _pause(record: LockRecord, queue: list[Ticket], left: int) -> int:
     """How many polls it takes until the key is read again. Not each one, if all who wait here stand far from the head
-    of the line."""
+    of the line, and there is nothing to take."""
     places = [each.wants.place for each in queue]
-    if record.first is None or not places or not all(places):
+    if left > 0 or record.first is None or not places or not all(places):
         return 1
     # Some of those between may have gone: then the lock is seen to be free a few polls later.
     return _SELDOM if min(number_of(place or "") for place in places) > number_of(record.first) + _NEAR else 1

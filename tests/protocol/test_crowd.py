@@ -79,5 +79,6 @@ def test_a_pause_is_up_to_twice_as_long_but_no_longer_than_there_is_time() -> No
 
     assert asker.pause(1.0, 0.5, None) == 1.5
     assert asker.pause(1.0, 0.5, 1.2) == 1.2
+    assert asker.pause(60.0, 0.0, None) == 5.0, "it is only not its turn yet"
     asker.unanswered()
     assert asker.pause(30.0, 0.5, None) == pytest.approx(45.0), "it is not shortened either"

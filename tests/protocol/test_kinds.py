@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.errors import CapacityMismatchError, LockValueError
+from airflow_dynamo_lock.protocol.errors import CapacityMismatchError, LockUnavailableError, LockValueError
 from airflow_dynamo_lock.protocol.limits import SHARED
 from airflow_dynamo_lock.protocol.model import Busy, CapacitySet, Granted, LockRecord, Released
 from tests.protocol.test_line import waiting, woken
@@ -150,6 +150,66 @@ def test_a_lock_whose_capacity_was_set_is_no_plain_lock(world: World) -> None:
         Host(world, "etl").take()
 
 
+@pytest.mark.parametrize("capacity", [1, SHARED])
+def test_nor_if_the_capacity_that_was_set_is_that_of_one(world: World, capacity: int) -> None:
+    """Else its holder would have to share it, once more slots were made."""
+    operator, semaphore = Host(world, "operator"), Host(world, "semaphore")
+    set_capacity(operator, capacity)
+
+    with pytest.raises(CapacityMismatchError, match="which was set"):
+        Host(world, "plain").take(capacity=capacity)
+    assert isinstance(semaphore.take(capacity=3), Granted)
+    set_capacity(operator, 3)
+    assert isinstance(Host(world, "another").take(capacity=3), Granted)
+
+
+def test_a_capacity_is_taken_back_when_nobody_counts_on_it(world: World) -> None:
+    operator, holder, waiter = (Host(world, name) for name in ("operator", "holder", "waiter"))
+    set_capacity(operator, 1)
+    holder.take(capacity=5)
+    waits = waiting(waiter, capacity=5)
+
+    with pytest.raises(CapacityMismatchError, match=r"taken back when nobody holds it.*Locked by holder"):
+        set_capacity(operator, None)
+
+    assert woken(waits) is None, "it waits on"
+    holder.release()
+    assert woken(waits) is not None
+    waiter.release()
+    assert set_capacity(operator, None).capacity == 1
+    assert isinstance(holder.take(capacity=5), Granted)
+
+
+def test_who_waits_for_a_semaphore_is_not_overtaken_when_it_gets_more_slots(world: World) -> None:
+    for number in range(3):
+        Host(world, f"holder {number}").take(capacity=3, lease_ms=3_600_000)
+    waits = [waiting(Host(world, f"waiter {number}"), capacity=3, lease_ms=3_600_000) for number in range(50)]
+
+    set_capacity(Host(world, "operator"), 33)
+
+    assert woken(waits[-1]) is None
+    assert [number for number, each in enumerate(waits) if woken(each) is not None] == list(range(30))
+
+
+def test_what_can_never_be_free_is_not_waited_for(world: World) -> None:
+    set_capacity(Host(world, "operator"), 3)
+    looker = Host(world, "looker")
+
+    _, room = looker.run(looker.operations.room(KEY, 3, None))
+    assert room
+    with pytest.raises(LockValueError, match="5 slots can never be free"):
+        looker.run(looker.operations.room(KEY, 5, None))
+
+
+def test_who_would_share_a_lock_that_is_in_use_as_a_semaphore_sees_no_room(world: World) -> None:
+    holder, looker = Host(world, "holder"), Host(world, "looker")
+    holder.take(capacity=3)
+
+    assert not looker.run(looker.operations.room(KEY, 1, SHARED))[1]
+    holder.release()
+    assert looker.run(looker.operations.room(KEY, 1, SHARED))[1]
+
+
 @pytest.mark.parametrize(("capacity", "kind"), [(1, "a plain lock"), (SHARED, "a shared lock")])
 def test_who_counts_on_being_alone_is_not_made_to_share(world: World, capacity: int, kind: str) -> None:
     Host(world, "etl").take(capacity=capacity)
@@ -227,6 +287,14 @@ def test_a_release_before_the_time_whose_answer_is_lost_is_none_the_less_one(wor
 
     assert isinstance(again, Released)
     assert again.hold_until_ms is not None
+
+
+def test_a_grant_that_nobody_was_told_of_is_not_held_for_a_while(world: World) -> None:
+    world.fates.append(LOST)
+    with pytest.raises(LockUnavailableError):
+        Host(world, "unlucky").take(min_hold_ms=60_000, undo=True)
+
+    assert isinstance(Host(world, "next").take(), Granted)
 
 
 def test_a_resting_lease_is_kept_alive_by_nobody(world: World) -> None:

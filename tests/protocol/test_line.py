@@ -10,7 +10,8 @@ from airflow_dynamo_lock.protocol.effects import Operation, Request, T, WaitForR
 from airflow_dynamo_lock.protocol.errors import LockTimeoutError
 from airflow_dynamo_lock.protocol.line import standings
 from airflow_dynamo_lock.protocol.model import Busy, Granted, Waiter
-from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, UNSENT, Host, Paused, World
+from airflow_dynamo_lock.protocol.places import number_of
+from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, Paused, World
 
 
 def waiting(
@@ -167,6 +168,42 @@ def test_who_gives_up_leaves_the_line(world: World) -> None:
     assert owners(world) == []
 
 
+def test_who_gives_up_first_leaves_nothing_that_others_would_wait_for(world: World) -> None:
+    holder, one, two, three = (Host(world, name) for name in ("holder", "one", "two", "three"))
+    holder.take()
+    first, second, third = (waiting(each, timeout=1.0) for each in (one, two, three))
+    for gives_up, behind in ((first, two), (second, three), (third, None)):
+        world.now += 2.0
+        with pytest.raises(LockTimeoutError):
+            gives_up.finish()
+        mark = world.record().first
+        place = next((each.place for each in line(world) if behind and each.owner == behind.name), None)
+        assert (mark is None) == (place is None)
+        if mark is not None and place is not None:
+            assert number_of(mark) == number_of(place)
+            assert mark <= place
+    world.sent.clear()
+
+    assert three.run(three.operations.forget(KEY)) is False, "it is held"
+    holder.release()
+    world.sent.clear()
+    assert isinstance(Host(world, "next").take(), Granted)
+    assert world.actions() == ["UpdateItem"]
+
+
+def test_who_gives_up_does_not_put_another_behind_him_who_is_more_urgent(world: World) -> None:
+    holder, one, two, urgent = (Host(world, name) for name in ("holder", "one", "two", "urgent"))
+    holder.take()
+    first, _, _ = waiting(one, timeout=1.0), waiting(two), waiting(urgent, priority=5)
+    before = world.record().first
+    world.now += 2.0
+
+    with pytest.raises(LockTimeoutError):
+        first.finish()
+
+    assert world.record().first == before is not None
+
+
 def test_the_dead_are_passed_over(world: World) -> None:
     holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
     holder.take(lease_ms=3_600_000)
@@ -288,6 +325,88 @@ def test_a_place_that_may_still_be_taken_late_is_cleared_away_for_as_long(world:
     assert 60.0 < world.now < 80.0
     deletes = [each for each in world.sent[sent:] if each.action == "DeleteItem"]
     assert len(deletes) <= 8, "others may have as much to clear away"
+
+
+def test_a_place_that_is_left_to_another_process_and_taken_late_is_a_dead_ones(world: World) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    for key in (KEY, "other"):
+        holder.take(key=key, lease_ms=3_600_000)
+    waiting(first, key="other", undo=False)  # so that its process goes on showing that it lives
+    operation = first.operations.acquire(
+        first.claim("ti-1"), now=first.now(), timeout=None, poll_interval=1.0, undo=False
+    )
+    one = first.start(operation)
+    while not (isinstance(one.effect, Request) and one.effect.action == "PutItem"):
+        one.step()
+    put = one.effect.params
+    world.fates.append(LOST)
+    one.step()
+    place = {name: put["Item"][name] for name in ("key", "entry")}
+    world.client.delete_item(TableName=TABLE, Key=place)
+    with pytest.raises(CancelledError):
+        one.interrupt(CancelledError())
+    tending = first.start(first.line.tend(first.operations))
+    while world.now < 10.0:
+        tending.step()
+    world.client.put_item(**put)  # at last it arrives
+
+    while world.now < 30.0:
+        tending.step()
+
+    assert "process" not in world.client.get_item(TableName=TABLE, Key=place)["Item"]
+    two = waiting(second)
+    holder.release()
+    assert woken(two) is not None
+
+
+def test_a_process_that_was_stalled_does_not_take_a_waiter_from_the_one_that_goes_on(world: World) -> None:
+    holder, stalled, next_one = (Host(world, name) for name in ("holder", "stalled", "next"))
+    holder.take(lease_ms=3_600_000)
+    one = waiting(stalled, lease_id="ti-1", undo=False)
+    waiting(next_one, lease_id="ti-1", undo=False)
+    with pytest.raises(CancelledError):
+        one.interrupt(CancelledError())
+
+    run_a_while(stalled, stalled.line.tend(stalled.operations), 3.0)
+
+    (entry,) = line(world)
+    assert entry.process == next_one.line.process
+
+
+def test_a_line_that_cannot_be_left_is_left_to_others_some_day(world: World) -> None:
+    holder, first = Host(world, "holder"), Host(world, "first")
+    holder.take(lease_ms=3_600_000)
+    one = waiting(first)
+    with pytest.raises(CancelledError):
+        one.interrupt(CancelledError())
+    world.fates.extend([UNSENT] * 10_000)
+
+    first.start(first.line.tend(first.operations)).finish()
+
+    assert 300.0 <= world.now < 400.0
+
+
+def test_who_draws_a_number_does_not_put_another_behind_him_who_is_more_urgent(world: World) -> None:
+    before, holder, slow, urgent, usual = (
+        Host(world, name) for name in ("before", "holder", "slow", "urgent", "usual")
+    )
+    before.take()
+    waits = waiting(holder)
+    before.release()
+    assert woken(waits)
+    waits = slow.start(
+        slow.operations.acquire(slow.claim(), now=slow.now(), timeout=None, poll_interval=1.0, undo=True)
+    )
+    while not (isinstance(waits.effect, Request) and "SET #tickets" in str(waits.effect.params)):
+        waits.step()
+    for host, priority in ((usual, 0), (urgent, 5)):
+        waiting(host, priority=priority)
+    first = world.record().first
+    assert first
+
+    waits.step()  # it has seen no line
+
+    assert world.record().first == first
 
 
 @pytest.mark.parametrize("away", [0.0, 300.0], ids=["at once", "when the other is long dead"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -264,6 +265,33 @@ def test_an_acquire_that_never_reaches_dynamodb_says_so_in_the_end(world: World)
     with pytest.raises(LockUnavailableError):
         host.run(_acquire(host, timeout=10.0))
     assert world.now <= 10.0
+
+
+@pytest.mark.parametrize("poll_interval", [1.0, 3600.0])
+@pytest.mark.parametrize("takes", [True, False])
+def test_the_time_that_failures_take_is_part_of_the_time_that_there_is(
+    world: World, takes: bool, poll_interval: float
+) -> None:
+    host = Host(world, "a")
+    how: dict[str, Any] = {"now": host.now(), "timeout": 20.0, "poll_interval": poll_interval}
+    operations = host.operations
+    operation: Any = (
+        operations.acquire(host.claim(), undo=False, **how) if takes else operations.wait(KEY, 1, **how)
+    )
+    waiting, tries = host.start(operation), 0
+
+    def go_on() -> None:
+        nonlocal tries
+        while isinstance(waiting.effect, Request):
+            assert waiting.effect.within is not None
+            world.now += min(7.0, waiting.effect.within)
+            tries += 1
+            waiting.interrupt(LockUnavailableError("No answer.", maybe_applied=False)).step()
+
+    with pytest.raises(LockUnavailableError):
+        go_on()
+    assert 20.0 <= world.now <= 23.0
+    assert tries >= 2
 
 
 def test_every_request_of_an_acquire_has_the_time_that_is_left_but_never_too_little(world: World) -> None:

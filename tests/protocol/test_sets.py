@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.protocol.effects import Request
-from airflow_dynamo_lock.protocol.errors import CapacityMismatchError, LockRecordError, LockTimeoutError
+from airflow_dynamo_lock.protocol.errors import (
+    CapacityMismatchError,
+    LockNotFoundError,
+    LockRecordError,
+    LockTimeoutError,
+)
 from airflow_dynamo_lock.protocol.limits import SHARED
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
@@ -186,6 +191,14 @@ def test_it_also_stands_in_line_for_a_lock_never_used_before(world: World) -> No
     assert isinstance(take_all(Host(world, "newcomer"), "z"), Busy)
     release_all(holder, "a")
     assert woken(waits) is not None
+
+
+def test_one_that_does_not_exist_is_not_made_while_it_waits_for_another(world: World) -> None:
+    take_all(Host(world, "holder"), "a")
+
+    with pytest.raises(LockNotFoundError, match="no record of the lock 'z'"):
+        waiting_for(Host(world, "both"), "az", only_existing=True)
+    assert world.item("z") is None
 
 
 def test_who_gives_up_leaves_all_lines(world: World) -> None:
