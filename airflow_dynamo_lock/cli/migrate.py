@@ -52,7 +52,9 @@ _WITH_DATA = ("amazon-lock-client",)
 @click.option("--from-sort-key", help="The same for its sort key.")
 @click.option("--from-prefix", default="", help="Only those whose names begin like that, and KEYS.")
 @click.option("--wait-time", type=DURATION, help="For how long to wait for holders.  [default: without end]")
-@click.option("--undo", is_flag=True, help="Move them back: their clients can take them again.")
+@click.option(
+    "--undo", is_flag=True, help="Move all of them back, or KEYS: their clients can take them again."
+)
 @click.argument("keys", nargs=-1)
 @settings
 def migrate(
@@ -91,10 +93,10 @@ def migrate(
     with suppress(TtlOffError):  # that they are never removed is no reason to leave them there
         move.theirs.check_table()
     move.ours.check_table()
-    damaged: list[LockRecordError] = []
-    work = _Work(set(keys) | {each.key for each in move.theirs.list(from_prefix, on_damaged=damaged.append)})
-    for record in damaged:
-        work.cannot(str(record))
+    work = _Work(set(keys))
+    if not (undo and keys):
+        for record in move.theirs.list(from_prefix, on_damaged=lambda damaged: work.cannot(str(damaged))):
+            work.left.add(record.key)
     if undo:
         work.until_done(move.back, "back", wait_time)
     else:
@@ -107,21 +109,29 @@ def migrate(
         )
 
 
+@dataclass(frozen=True)
+class _Obstacle:
+    """Who is in the way: their lease ids, and what is said of them."""
+
+    holders: frozenset[str]
+    text: str
+
+
 @dataclass
 class _Work:
     """What is still to be moved, and what is said of it."""
 
     left: set[str]
     failures: int = 0
-    _told: dict[str, str] = field(default_factory=dict)
+    _told: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def until_done(
         self,
-        step: Callable[[str], str | None],
+        step: Callable[[str], _Obstacle | None],
         done: str,
         wait_time: float | None,
         *,
-        first: Callable[[str], str | None] | None = None,
+        first: Callable[[str], _Obstacle | None] | None = None,
     ) -> None:
         """Take the step with each, again and again until nothing is in the way of any.
 
@@ -159,16 +169,16 @@ class _Work:
         self.failures += 1
         click.echo(f"cannot move {why}", err=True)
 
-    def _try(self, step: Callable[[str], str | None], key: str) -> bool:
+    def _try(self, step: Callable[[str], _Obstacle | None], key: str) -> bool:
         try:
             obstacle = step(key)
         except (CapacityMismatchError, LockRecordError, LockValueError) as wrong:
             self.left.discard(key)
             self.cannot(f"{readable(key)}: {wrong}")
             return False
-        if obstacle is not None and self._told.get(key) != obstacle:
-            self._told[key] = obstacle
-            click.echo(f"waiting for {readable(key)}: {obstacle}", err=True)
+        if obstacle is not None and self._told.get(key) != obstacle.holders:
+            self._told[key] = obstacle.holders
+            click.echo(f"waiting for {readable(key)}: {obstacle.text}", err=True)
         return obstacle is None
 
 
@@ -186,7 +196,7 @@ class _Move:
     back_id: str
     with_data: bool
 
-    def begin(self, key: str) -> str | None:
+    def begin(self, key: str) -> _Obstacle | None:
         """See to it that nobody on our side gets it."""
         before = self.theirs.get(key)
         if self.keeps(before):
@@ -197,7 +207,7 @@ class _Move:
         who = _holders(before) or "it is being moved"
         return self._take(self.ours, key, self.lease_id, f"{self.theirs.table}: {who}")
 
-    def over(self, key: str) -> str | None:
+    def over(self, key: str) -> _Obstacle | None:
         """Move it to our side, where it has been taken."""
         if not self.keeps(self.theirs.get(key)) and (obstacle := self._keep_theirs(key)):
             return obstacle
@@ -211,7 +221,7 @@ class _Move:
                 self.ours.release(lease)
         return None
 
-    def back(self, key: str) -> str | None:
+    def back(self, key: str) -> _Obstacle | None:
         """Move it back."""
         mine = self.ours.get(key)
         if self.keeps(mine):
@@ -242,15 +252,16 @@ class _Move:
         """Whether a lock is kept by this move."""
         return record is not None and self.lease_id in record.holders
 
-    def _keep_theirs(self, key: str) -> str | None:
+    def _keep_theirs(self, key: str) -> _Obstacle | None:
         return self._take(self.theirs, key, self.lease_id)
 
-    def _take(self, locks: LockClient, key: str, lease_id: str, owner: str | None = None) -> str | None:
+    def _take(self, locks: LockClient, key: str, lease_id: str, owner: str | None = None) -> _Obstacle | None:
         try:
             locks.acquire(key, timeout=0, lease_id=lease_id, owner=owner, fair=False)
         except LockTimeoutError as busy:
-            who = busy.record.describe() if busy.record is not None else str(busy)
-            return f"{who}, in {locks.table}"
+            if busy.record is None:
+                return _Obstacle(frozenset(), f"{busy}, in {locks.table}")
+            return _Obstacle(frozenset(busy.record.holders), f"{busy.record.describe()}, in {locks.table}")
         return None
 
 

@@ -180,3 +180,98 @@ def test_what_is_wrong_is_said(shell: Shell, theirs: Side, key: str) -> None:
     late = shell(*arguments(theirs), "--wait-time", "0s", key)
     assert late.returncode == 3
     assert f"Not moved within 0 s: '{key}'" in late.stderr
+
+
+@pytest.mark.parametrize("theirs", ["awsflock"], indirect=True)
+def test_it_has_begun_when_nobody_here_has_any_of_them(
+    shell: Shell, locks: LockClient, theirs: Side, key: str
+) -> None:
+    there, here = theirs.locks.acquire(key), locks.acquire(key)
+    moving = shell.start(*arguments(theirs), key)
+    said, complained = lines(moving.stdout), lines(moving.stderr)
+    while key not in (first := complained.get(timeout=30)):
+        assert "begun" not in first
+    assert "somebody else" in first, "ours is in the way"
+    assert locks.release(here)
+    while "begun" not in complained.get(timeout=30):
+        pass
+    assert locks.try_acquire(key) is None, "they hold it"
+    assert theirs.locks.release(there)
+    while said.get(timeout=30) != f"moved  {key}\n":
+        pass
+    assert moving.wait(30) == 0
+    shell(*arguments(theirs), "--undo", key)
+
+
+@pytest.mark.parametrize("theirs", ["awsflock"], indirect=True)
+def test_what_cannot_be_moved_is_named_and_stops_nothing(
+    shell: Shell, locks: LockClient, theirs: Side, key: str
+) -> None:
+    damaged, semaphore, fine = f"{key}-1", f"{key}-2", f"{key}-3"
+    items.put(theirs.place, damaged, items.damaged("awsflock"))
+    locks.set_capacity(semaphore, 3)
+    moved = shell(*arguments(theirs), semaphore, fine)
+    assert moved.returncode == 1, moved.stderr
+    assert f"moved  {fine}" in moved.stdout.splitlines()
+    assert f"cannot move {semaphore}: " in moved.stderr
+    assert f"'{damaged}'" in moved.stderr
+    assert "2 could not be moved" in moved.stderr
+    theirs.place.sdk.delete_item(TableName=theirs.place.table, Key=items.key_of("awsflock", damaged))
+    shell(*arguments(theirs), "--undo", fine)
+
+
+@pytest.mark.parametrize("theirs", ["awsflock"], indirect=True)
+def test_what_was_moved_back_stays_there_when_others_are_moved(
+    shell: Shell, locks: LockClient, theirs: Side, key: str
+) -> None:
+    other = f"{key}-other"
+    assert shell(*arguments(theirs), key, other).returncode == 0
+    back = shell(*arguments(theirs), "--undo", key)
+    assert back.stdout.splitlines() == [f"back  {key}"], "and not the other"
+    assert shell(*arguments(theirs), other).returncode == 0
+    assert locks.try_acquire(key) is None
+    assert theirs.locks.release(theirs.locks.acquire(key, timeout=0))
+    assert shell(*arguments(theirs), key).returncode == 0, "unless it is named"
+    assert locks.release(locks.acquire(key, timeout=0))
+    shell(*arguments(theirs), "--undo", key, other)
+
+
+@pytest.mark.parametrize("theirs", ["awsflock"], indirect=True)
+def test_a_move_that_was_only_begun_can_be_undone(
+    shell: Shell, locks: LockClient, theirs: Side, key: str
+) -> None:
+    lease = theirs.locks.acquire(key)
+    assert shell(*arguments(theirs), "--wait-time", "0s", key).returncode == 3
+    assert shell(*arguments(theirs), "--undo", "--wait-time", "0s", key).returncode == 3, "they hold it"
+    assert theirs.locks.release(lease)
+    assert shell(*arguments(theirs), "--undo", key).returncode == 0
+    assert shell(*arguments(theirs)).returncode == 0, "it is not moved with the rest"
+    assert locks.try_acquire(key) is None
+    assert theirs.locks.release(theirs.locks.acquire(key, timeout=0))
+
+
+@pytest.mark.parametrize("theirs", ["amazon-lock-client"], indirect=True)
+def test_the_data_go_back_and_come_again(shell: Shell, locks: LockClient, theirs: Side, key: str) -> None:
+    items.put(theirs.place, key, items.released("amazon-lock-client"))
+    assert shell(*arguments(theirs), key).returncode == 0
+    locks.release(locks.acquire(key, data={"data": b"newer"}))
+    assert shell(*arguments(theirs), "--undo", key).returncode == 0
+    record = theirs.locks.get(key)
+    assert record
+    assert record.data == {"data": b"newer"}
+    theirs.locks.release(theirs.locks.acquire(key, data={}))
+    assert shell(*arguments(theirs), key).returncode == 0
+    record = locks.get(key)
+    assert record
+    assert record.data is None
+    shell(*arguments(theirs), "--undo", key)
+
+
+@pytest.mark.parametrize("theirs", ["s3"], indirect=True)
+def test_only_what_has_the_prefix_is_moved(shell: Shell, locks: LockClient, theirs: Side, key: str) -> None:
+    for name in (f"{key}/a", f"{key}x/b"):
+        items.put(theirs.place, name, items.released("s3"))
+    moved = shell(*arguments(theirs), "--from-prefix", f"{key}/")
+    assert moved.stdout.splitlines() == [f"moved  {key}/a"]
+    assert moved.returncode == 0, moved.stderr
+    shell(*arguments(theirs), "--undo", f"{key}/a")

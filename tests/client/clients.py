@@ -153,11 +153,11 @@ class AsyncClientInThread(EventLoop):
 
         return _Beats(self, self.run(start()))
 
-    def list(self, prefix: str = "") -> Iterator[LockRecord]:
+    def list(self, prefix: str = "", **options: Any) -> Iterator[LockRecord]:
         """See `LockClient.list`."""
 
         async def collect() -> Sequence[LockRecord]:
-            return [record async for record in self.client.list(prefix)]
+            return [record async for record in self.client.list(prefix, **options)]
 
         return iter(self.run(collect()))
 

@@ -17,11 +17,12 @@ from airflow_dynamo_lock import (
     LockLostError,
     LockNotHeldError,
     LockRecordError,
+    LockTableError,
     LockTimeoutError,
     LockValueError,
     sdk_config,
 )
-from airflow_dynamo_lock.protocol.model import Abandoned
+from airflow_dynamo_lock.protocol.model import Abandoned, Lost
 from tests.formats import items
 from tests.formats.conftest import MakeClient, Place, places
 
@@ -538,3 +539,77 @@ def test_who_is_overtaken_within_their_second_is_not_told_that_he_holds_it(
         items.put(place, key, late := items.held(place.format))
         assert taking.result() is None
     assert items.stored(place, key) == late
+
+
+@places("s3")
+def test_a_lock_that_is_taken_up_again_is_looked_at_again(
+    make_client: MakeClient, place: Place, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a second triggerer, say, while one of theirs who read the free lock is still about to write."""
+    lease = make_client().acquire(key, lease_id="the same")
+    monkeypatch.setattr("airflow_dynamo_lock.protocol.formats.s3.SETTLE", 1.0)
+    before = place.sdk.head_object(Bucket=place.table, Key=key)["ETag"]
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(make_client().try_acquire, key, lease_id=lease.lease_id)
+        deadline = time.monotonic() + 10
+        while place.sdk.head_object(Bucket=place.table, Key=key)["ETag"] == before:
+            assert time.monotonic() < deadline
+        items.put(place, key, items.held(place.format))
+        assert taking.result() is None
+
+
+@places("s3")
+def test_a_bucket_may_have_other_things_in_it(client: LockClient, place: Place, key: str) -> None:
+    lease = client.acquire(key)
+    for name, body in ((f"{key}/text", b"no JSON"), (f"{key}/json", b"[1]"), (f"{key}/large", b" " * 9000)):
+        place.sdk.put_object(Bucket=place.table, Key=name, Body=body)
+    damaged: list[LockRecordError] = []
+    assert [each.key for each in client.list(key, on_damaged=damaged.append)] == [key]
+    assert not damaged
+    items.put(place, f"{key}/lock", items.held("s3") | {"expire": "soon"})
+    assert [each.key for each in client.list(key, on_damaged=damaged.append)] == [key]
+    assert f"{key}/lock" in str(damaged)
+    client.release(lease)
+
+
+@places("awsflock", "s3")
+def test_a_lease_of_theirs_is_not_ours_to_renew_or_release(
+    client: LockClient, place: Place, key: str
+) -> None:
+    items.put(place, key, held := items.held(place.format))
+    record = client.get(key)
+    assert record
+    (lease_id,) = record.holders
+    lease = client.find(key, lease_id)
+    assert isinstance(client.give_back(lease), Lost)
+    with pytest.raises(LockLostError):
+        client.renew(client.find(key, lease_id))
+    assert items.stored(place, key) == held
+
+
+@places("dyndbmutex", "amazon-lock-client")
+def test_a_lock_that_is_held_for_ever_is_held(client: LockClient, place: Place, key: str) -> None:
+    for_ever = {
+        "dyndbmutex": {"expire_ts": {"N": str(2**63 + int(time.time()))}},
+        "amazon-lock-client": {"leaseDuration": {"S": str(2**63 - 1)}},
+    }
+    items.put(place, key, items.held(place.format) | for_ever[place.format])
+    with pytest.raises(LockTimeoutError, match="Locked by theirs"):
+        client.acquire(key, timeout=0)
+    assert client.break_lock(key, "theirs")
+    assert client.release(client.acquire(key, timeout=0))
+
+
+@places("amazon-lock-client")
+def test_a_table_that_expires_what_we_do_not_renew_is_refused(client: LockClient, place: Place) -> None:
+    client.check_table()
+    specification = {"Enabled": True, "AttributeName": "expires"}
+    place.sdk.update_time_to_live(TableName=place.table, TimeToLiveSpecification=specification)
+    try:
+        with pytest.raises(
+            LockTableError, match="by the attribute 'expires', which our clients do not renew"
+        ):
+            client.check_table()
+    finally:
+        specification["Enabled"] = False
+        place.sdk.update_time_to_live(TableName=place.table, TimeToLiveSpecification=specification)

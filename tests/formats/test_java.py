@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from airflow_dynamo_lock import LockClient, LockLostError
+from tests.formats import items
 from tests.formats.conftest import MakeClient, Place, places
 from tests.formats.java import JavaClient
 
@@ -120,3 +121,37 @@ def test_never_two_holders(make_client: MakeClient, place: Place, key: str) -> N
     assert {who for _, _, who in stays} == {"java", "ours"}
     for (_, went, one), (came, _, other) in pairwise(sorted(stays)):
         assert went <= came, f"{one} and {other}"
+
+
+def test_a_holder_whose_lock_is_broken_learns_of_it_at_its_next_heartbeat(
+    client: LockClient, place: Place, key: str
+) -> None:
+    java = JavaClient(place)
+    assert java.acquire(key)
+    client.break_lock(key, java.owner)
+    assert not java.heartbeat(key)
+
+
+def test_who_took_our_holder_for_dead_does_not_take_what_was_released_in_between(
+    client: LockClient, elsewhere: LockClient, place: Place, key: str
+) -> None:
+    """It has watched our holder for its lease, and writes just after that has released the lock after all. Told to
+    update an item in place, it would leave `isReleased` there, and believe that it holds what is free for others."""
+    lease = client.acquire(key)
+    seen = items.stored(place, key)["recordVersionNumber"]
+    assert client.release(lease)
+    with pytest.raises(place.sdk.exceptions.ConditionalCheckFailedException):
+        place.sdk.update_item(
+            TableName=place.table,
+            Key=items.key_of(place.format, key),
+            UpdateExpression="SET recordVersionNumber = :new, ownerName = :me, leaseDuration = :lease",
+            ConditionExpression="attribute_exists(#pk) AND recordVersionNumber = :seen",
+            ExpressionAttributeNames={"#pk": "key"},
+            ExpressionAttributeValues={
+                ":new": {"S": "v2"},
+                ":me": {"S": "theirs"},
+                ":lease": {"S": "20000"},
+                ":seen": seen,
+            },
+        )
+    assert elsewhere.release(elsewhere.acquire(key, timeout=0))
