@@ -58,7 +58,9 @@ class Observer:
         """When the first of those that `see` has just found alive is dead, if it stays silent: monotonic seconds."""
         deaths = [math.inf]
         for lease_id, (_, since) in self._first_seen.get(record.key, {}).items():
-            holder = record.holders[lease_id]
+            holder = record.holders.get(lease_id)
+            if holder is None:
+                continue  # another thread has seen a newer record since
             if holder.lease_ms > 0:
                 deaths.append(since + holder.lease_ms / 1000)
             if reply.server_ms is not None and (end_ms := self._end_ms(holder)) is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +88,15 @@ def test_a_stale_read_of_a_beating_holder_never_leads_to_a_reclaim(make_world: C
     assert observer.send(reclaim).refused
 
     assert isinstance(observer.take(), Busy)
+
+
+def test_what_another_thread_has_seen_since_is_no_error_to_one_with_an_older_record() -> None:
+    observer, newer = Observer(), replace(_record(), holders={"b": a_holder("b", lease_ms=LEASE_MS)})
+    observer.see(_record(), _seen(100.0))
+    observer.see(newer, _seen(101.0))
+
+    assert observer.next_death(_record(), _seen(100.0)) == math.inf
+    assert observer.next_death(newer, _seen(101.0)) == 131.0
 
 
 def test_a_holder_that_came_back_with_another_lease_is_another_holder() -> None:
