@@ -117,7 +117,7 @@ class Line:
     stamp: Callable[[], Stamp]
     observer: Observer
     spots: set[_Spot] = field(default_factory=set)
-    _process: str | None = None
+    _process: list[str] = field(default_factory=list)
     _uncertain: dict[_Spot, float] = field(default_factory=dict)
     _leftovers: dict[_Spot, _Leftover] = field(default_factory=dict)
     # When a line was last read as a whole, and what was found; None while the answer has not come.
@@ -126,9 +126,9 @@ class Line:
     @property
     def process(self) -> str:
         """The key, and the lease id, of the lease by which this process shows that it lives."""
-        if self._process is None:
-            self._process = WAITING + self.stamp().version
-        return self._process
+        if not self._process:
+            self._process.append(WAITING + self.stamp().version)
+        return self._process[0]  # of two threads at once, each adds one
 
     def __bool__(self) -> bool:
         return bool(self.spots or self._leftovers)

@@ -6,7 +6,7 @@ from asyncio import CancelledError
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Operation, Request, T, WaitForRoom
+from airflow_dynamo_lock.protocol.effects import Operation, Request, Stamp, T, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockTimeoutError
 from airflow_dynamo_lock.protocol.line import standings
 from airflow_dynamo_lock.protocol.model import Busy, Granted, Waiter
@@ -501,6 +501,21 @@ def test_a_waiter_tells_who_it_is_since_when_and_for_how_long_it_would_wait(worl
     assert (waiter.owner, waiter.priority, waiter.slots, waiter.mode) == ("first", 3, 1, "exclusive")
     assert waiter.until is not None
     assert (waiter.until - waiter.since).total_seconds() == 60.0
+
+
+def test_a_process_has_one_name_though_two_threads_ask_for_it_at_once(world: World) -> None:
+    host = Host(world)
+    quicker: list[str] = []
+
+    def stamp() -> Stamp:
+        if not quicker:
+            quicker.append("a thread that asks while the other makes its stamp")
+            quicker[0] = host.line.process
+        return host.stamp()
+
+    host.line.stamp = stamp
+
+    assert host.line.process == quicker[0] == host.line.process
 
 
 def test_a_standing_is_described(world: World) -> None:
