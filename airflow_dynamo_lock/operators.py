@@ -21,7 +21,13 @@ from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 from airflow_dynamo_lock.guard import Guard, leave_ended_tasks, show_leases
 from airflow_dynamo_lock.hooks import DynamoLockHook
 from airflow_dynamo_lock.links import LINK_KEY, LockRecordLink, record_url
-from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockTimeoutError, LockValueError
+from airflow_dynamo_lock.protocol.errors import (
+    LockError,
+    LockLostError,
+    LockTimeoutError,
+    LockUnavailableError,
+    LockValueError,
+)
 from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE, Seconds
 
 if TYPE_CHECKING:
@@ -344,7 +350,10 @@ class DynamoLockOperator(_Acquires, PythonOperator):
 
 
 def _is_held(client: LockClient, lease: Lease) -> bool:
-    record = client.get(lease.key)
+    try:
+        record = client.get(lease.key)
+    except LockUnavailableError:
+        return True  # one failed read ends no heartbeats (rule R9)
     holder = record.holders.get(lease.lease_id) if record else None
     return holder is not None and not holder.ending
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,12 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_dynamo_lock import DynamoLockOperator, LockClient
+from airflow_dynamo_lock import (
+    DynamoLockHeartbeatOperator,
+    DynamoLockOperator,
+    LockClient,
+    LockUnavailableError,
+)
 from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger
 
 pytestmark = pytest.mark.usefixtures("connection")
@@ -83,3 +89,26 @@ def test_it_defers_at_once_if_the_lock_is_taken(locks: LockClient) -> None:
     with pytest.raises(TaskDeferred) as deferred:
         operator("busy", print).execute(context())
     assert deferred.value.method_name == "execute_locked"
+
+
+def test_a_keeper_on_a_worker_outlasts_a_failed_read(
+    locks: LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = locks.try_acquire("kept")
+    assert lease
+    with DAG("dag"):
+        keeper = DynamoLockHeartbeatOperator(task_id="keep", acquire_task_id="acquire", deferrable=False)
+    reads: list[str] = []
+
+    def get(client: LockClient, key: str) -> None:
+        reads.append(key)
+        if len(reads) == 1:
+            raise LockUnavailableError("DynamoDB cannot be reached.", maybe_applied=False)
+
+    monkeypatch.setattr(LockClient, "get", get)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    ti = SimpleNamespace(map_index=-1, xcom_pull=lambda **_: lease.as_dict())
+
+    keeper.execute({"ti": ti})  # type: ignore[typeddict-item]
+
+    assert reads == ["kept", "kept"]
