@@ -112,7 +112,11 @@ class _Connection(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """DynamoDB has no other method; the rest is for locks in S3."""
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))  # a slow sender holds up nobody
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)  # a slow sender holds up nobody
+        if len(body) < length:  # killed while it sent
+            self.close_connection = True
+            return
         answer = self.server.moto.execute(self.command, self.path, self.headers.items(), body)
         self.send_response_only(answer.status_code)
         self.send_header("Date", self.date_time_string())  # the clock that clients judge staleness by

@@ -1,0 +1,32 @@
+"""The embedded DynamoDB's server, without moto behind it. That locks work on it, all other tests show."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+from airflow_dynamo_lock import embedded
+
+
+class Moto:
+    def __init__(self) -> None:
+        self.executed: list[tuple[Any, ...]] = []
+
+    def execute(self, *request: Any) -> Any:
+        self.executed.append(request)
+        raise ConnectionError
+
+
+def test_what_a_client_was_killed_while_sending_is_not_executed() -> None:
+    moto = Moto()
+    with embedded._Server(("127.0.0.1", 0), moto) as server:  # type: ignore[arg-type]
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        try:
+            with socket.create_connection(server.server_address) as client:  # type: ignore[arg-type]
+                client.sendall(b'POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\n{"TableName": "lo')
+                client.shutdown(socket.SHUT_WR)
+                assert client.recv(1) == b""
+        finally:
+            server.shutdown()
+    assert moto.executed == []
