@@ -12,7 +12,7 @@ waits for. Then nothing is missed, so there is no need to tell a shard that was 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,9 @@ _CHECK = 60.0
 # After so many seconds without a read (nobody waited, or none succeeded) the end of the stream is nearer than the place
 # where reading stopped.
 _KEPT = 60.0
+# An answer ends after 1,000 records, or before the one that would not fit into 1 MB with the others. That one may have
+# two images of an item of 400 KB.
+_MOST_RECORDS, _MOST_BYTES = 1000, 200_000
 
 
 class StreamGoneError(LockError):
@@ -94,16 +97,19 @@ class StreamReader:
             yield from self._check(now)
         if not self._iterators:
             yield from self._open()
-        asked_at = math.inf
+        asked_at, whole = math.inf, True
         for shard, iterator in list(self._iterators.items()):
             reply: Reply = yield Request("GetRecords", {"ShardIterator": iterator})
             asked_at = min(asked_at, reply.sent_at)
-            self.watch.changed(filter(None, map(_locked, reply.output["Records"])))
+            records = reply.output["Records"]
+            whole = whole and not _may_be_cut_off(records)
+            self.watch.changed(filter(None, map(_locked, records)))
             if not reply.output.get("NextShardIterator"):
                 raise StreamGoneError(f"The shard {shard} was closed.")
             self._iterators[shard] = reply.output["NextShardIterator"]
         self._read_at = asked_at
-        self.watch.heard(asked_at)
+        if whole:
+            self.watch.heard(asked_at)
 
     def _check(self, now: float) -> Operation[None]:
         """A disabled stream can be read for a day. So ask whether it is still the one that is written to."""
@@ -156,6 +162,12 @@ class StreamReader:
 
 def _is_closed(shard: Mapping[str, Any]) -> bool:
     return "EndingSequenceNumber" in shard.get("SequenceNumberRange", {})
+
+
+def _may_be_cut_off(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether there may have been more to tell than fits into one answer."""
+    size = sum(each["dynamodb"].get("SizeBytes", 0) for each in records)
+    return len(records) >= _MOST_RECORDS or size > _MOST_BYTES
 
 
 def _locked(record: Mapping[str, Any]) -> str | None:

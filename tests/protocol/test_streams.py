@@ -124,8 +124,9 @@ def shard(name: str, *, parent: str | None = None, closed: bool = False) -> dict
     return {"ShardId": name, "SequenceNumberRange": {"StartingSequenceNumber": "1", **ends}, **above}
 
 
-def change(key: str, entry: str = "lock") -> dict[str, Any]:
-    return {"eventName": "MODIFY", "dynamodb": {"Keys": {"key": {"S": key}, "entry": {"S": entry}}}}
+def change(key: str, entry: str = "lock", *, size: int = 100) -> dict[str, Any]:
+    keys = {"key": {"S": key}, "entry": {"S": entry}}
+    return {"eventName": "MODIFY", "dynamodb": {"Keys": keys, "SizeBytes": size}}
 
 
 @pytest.fixture
@@ -162,6 +163,18 @@ def test_it_reads_on_where_it_stopped_at_a_fixed_pace(stream: Stream) -> None:
         assert stream.slept in (0.0, 0.2)
     places = [each.params["ShardIterator"] for each in stream.asked if each.action == "GetRecords"]
     assert places == ["a 0", "a 1", "a 2", "a 3"]
+
+
+@pytest.mark.parametrize(("count", "size"), [(1000, 100), (10, 90_000)])
+def test_after_an_answer_that_may_be_cut_off_it_has_not_heard_of_all_changes(
+    stream: Stream, count: int, size: int
+) -> None:
+    stream.shards = [[shard("a"), shard("b")]]
+    stream.once()
+    stream.records["a"] = [change("k", size=size)] * count
+
+    assert stream.once() == [["k"] * count]
+    assert stream.once() == [stream.now]
 
 
 def test_in_two_minutes_it_asks_twice_whether_the_stream_is_still_the_tables_and_for_no_shard(
