@@ -28,7 +28,12 @@ from airflow_dynamo_lock.protocol.effects import (
     T,
     WaitForRoom,
 )
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import (
+    LockAccessError,
+    LockConflictError,
+    LockError,
+    LockUnavailableError,
+)
 from airflow_dynamo_lock.protocol.line import Line
 from airflow_dynamo_lock.protocol.model import Claim, Holder, Lease, LockRecord, Term
 from airflow_dynamo_lock.protocol.native import NativeFormat
@@ -45,6 +50,7 @@ HOURS = 3600.0
 LOST = "applied, but its answer is lost"
 LOST_THEN_RETRIED = "applied, its answer is lost, and the SDK sends it again"
 UNSENT = "it never arrives"
+CONFLICT = "a transaction on the same record is in its way"
 DENIED = "AWS refuses it, as when credentials have expired"
 
 
@@ -84,6 +90,8 @@ class World:
         fate = self.fates.popleft() if self.fates else ""
         if fate == UNSENT:
             raise LockUnavailableError("DynamoDB cannot be reached.", maybe_applied=False)
+        if fate == CONFLICT:
+            raise LockConflictError("A transaction is at work on the record.", maybe_applied=False)
         if fate == DENIED:
             raise LockAccessError("AWS does not allow it.")
         output, refused = self._apply(request)

@@ -18,6 +18,7 @@ from botocore.config import Config
 from airflow_dynamo_lock.protocol.effects import Reply, Request
 from airflow_dynamo_lock.protocol.errors import (
     LockAccessError,
+    LockConflictError,
     LockError,
     LockRecordError,
     LockTableError,
@@ -221,7 +222,8 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
             maybe_applied=True,
         )
     if code in _UNAVAILABLE or status >= 500:
-        return LockUnavailableError(
+        kind = LockConflictError if code == "TransactionConflictException" else LockUnavailableError
+        return kind(
             f"{_service(request)} did not serve {request.action} on table {table!r} ({code}: {message}).",
             # An attempt before this one may have been applied, whatever became of the last.
             maybe_applied=metadata.get("RetryAttempts", 0) > 0 or _UNAVAILABLE.get(code, True),

@@ -72,3 +72,7 @@ class LockUnavailableError(LockError):
     def __init__(self, message: str, *, maybe_applied: bool) -> None:
         super().__init__(message)
         self.maybe_applied = maybe_applied
+
+
+class LockConflictError(LockUnavailableError):
+    """A transaction was at work on the record, such as a beat for a set of locks: over in a moment."""

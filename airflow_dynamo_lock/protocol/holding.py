@@ -14,6 +14,7 @@ from functools import partial
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, in_time
 from airflow_dynamo_lock.protocol.errors import (
     LockAccessError,
+    LockConflictError,
     LockError,
     LockRecordError,
     LockUnavailableError,
@@ -40,6 +41,8 @@ log = logging.getLogger("airflow_dynamo_lock")
 
 #: How often a write that is refused, but sees a reason to in the refusal, is tried again.
 ROUNDS = 8
+# Seconds to wait for a transaction on the same record, the first time.
+_CONFLICT_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,19 @@ class Holding:
             reply = yield in_time(self.format.get(key), within)
             item = reply.output.get("Item")
         return (self.format.record(item, reply.server_ms) if item else None), reply
+
+    def _write(self, write: Callable[[Stamp], Request]) -> Operation[Reply]:
+        """Send a write, and again with a fresh stamp where a transaction on the record was in its way."""
+        for attempt in range(1, ROUNDS):
+            try:
+                reply: Reply = yield write(self.stamp())
+                return reply
+            except LockConflictError as conflict:
+                if conflict.maybe_applied:
+                    raise
+            yield Sleep(_CONFLICT_PAUSE * attempt)
+        reply = yield write(self.stamp())
+        return reply
 
     # -- keep ---------------------------------------------------------------------------------------------------
 
@@ -111,9 +127,17 @@ class Holding:
         if not stamp.answered:
             yield in_time(self.format.get(key), within)
             stamp = self.stamp()
-        for _ in range(ROUNDS):
+        for attempt in range(1, ROUNDS + 1):
             left = None if within is None else within - (stamp.at - first.at)
-            reply: Reply = yield in_time(write(stamp, seen), left)
+            try:
+                reply: Reply = yield in_time(write(stamp, seen), left)
+            except LockConflictError as conflict:
+                pause = _CONFLICT_PAUSE * attempt
+                if conflict.maybe_applied or attempt == ROUNDS or (left is not None and left <= pause):
+                    raise
+                yield Sleep(pause)
+                stamp = self.stamp()
+                continue
             if not reply.refused:
                 record = self.format.record(reply.output["Attributes"], reply.server_ms)
                 return Renewed(record.holders[lease_id], stamp.at)
@@ -285,7 +309,7 @@ class Holding:
         self, key: str, lease_id: str, process: str, slots: int, lease_ms: int, grace_ms: int
     ) -> Operation[Released | Renewed | Lost]:
         """Note that a guarded process has left; the last one to leave an abandoned lease releases it (rule R8)."""
-        reply: Reply = yield self.format.leave(key, lease_id, process, lease_ms, self.stamp())
+        reply = yield from self._write(partial(self.format.leave, key, lease_id, process, lease_ms))
         if reply.refused:
             record, _ = yield from self._record_after(key, reply, None)
             return Lost(record)
@@ -303,15 +327,15 @@ class Holding:
 
         :param heard: somebody was told of the grant.
         """
-        reply: Reply
+        release = partial(self.format.release, key, lease_id, slots, heard=heard)
         retried = False
         try:
-            reply = yield self.format.release(key, lease_id, slots, self.stamp(), heard=heard)
+            reply = yield from self._write(release)
         except LockUnavailableError as unknown:
             if not unknown.maybe_applied:
                 raise
             retried = True
-            reply = yield self.format.release(key, lease_id, slots, self.stamp(), heard=heard)
+            reply = yield from self._write(release)
         if not reply.refused:
             return Released()
         retried |= reply.retried
@@ -326,7 +350,7 @@ class Holding:
             until_ms = holder.hold_until_ms or 0
             rest_ms = min(until_ms - stamp.best_ms, until_ms - (holder.acquired_at_ms or 0))
             if not holder.inside and rest_ms > 0:
-                reply = yield self.format.rest(key, holder, rest_ms, stamp)
+                reply = yield from self._write(partial(self.format.rest, key, holder, rest_ms))
                 if reply.refused:
                     return (yield from self.release(key, lease_id, slots, grace_ms, heard=heard))
                 return Released(holder.hold_until_ms)

@@ -18,6 +18,7 @@ from airflow_dynamo_lock import (
 )
 from airflow_dynamo_lock.client import wire
 from airflow_dynamo_lock.protocol.effects import Request
+from airflow_dynamo_lock.protocol.errors import LockConflictError
 from airflow_dynamo_lock.protocol.streams import StreamGoneError
 from airflow_dynamo_lock.protocol.table import TableExistsError, TableMissingError
 
@@ -61,7 +62,6 @@ def test_a_failed_condition_is_an_answer_and_shows_the_item() -> None:
         ("ProvisionedThroughputExceededException", False),
         ("ThrottlingException", False),
         ("RequestLimitExceeded", False),
-        ("TransactionConflictException", False),
         ("InternalServerError", True),
         ("ServiceUnavailable", True),
         ("AnErrorNobodyKnows", True),
@@ -75,6 +75,13 @@ def test_what_dynamodb_did_not_serve_is_unavailable(code: str, maybe_applied: bo
     assert error.maybe_applied is maybe_applied
     assert "'locks'" in str(error)
     assert "slow down" in str(error)
+
+
+def test_a_transaction_in_the_way_is_told_from_other_reasons() -> None:
+    error = _error(_refusal("TransactionConflictException"))
+
+    assert isinstance(error, LockConflictError)
+    assert not error.maybe_applied
 
 
 def test_an_attempt_before_the_throttled_one_may_have_been_applied() -> None:

@@ -9,7 +9,12 @@ import pytest
 
 from airflow_dynamo_lock.client import core
 from airflow_dynamo_lock.client.core import ClientCore
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockNotHeldError, LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import (
+    LockAccessError,
+    LockConflictError,
+    LockNotHeldError,
+    LockUnavailableError,
+)
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
     Broken,
@@ -20,7 +25,7 @@ from airflow_dynamo_lock.protocol.model import (
     Released,
     Renewed,
 )
-from tests.simulation import DENIED, KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, World
+from tests.simulation import CONFLICT, DENIED, KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, World
 
 
 @pytest.fixture
@@ -212,6 +217,52 @@ def test_an_attempt_whose_own_lease_is_ending_waits_like_everybody_else(world: W
     assert world.record().holders["a"].ending
 
 
+@pytest.mark.parametrize("what", ["enter", "release", "abandon", "leave", "rest"])
+def test_a_transaction_in_the_way_is_waited_for(world: World, host: Host, what: str) -> None:
+    host.take(min_hold_ms=60_000 if what == "rest" else 0)
+    if what in ("leave", "abandon"):
+        host.enter("pid-1")
+    write = _write(host, what)
+    # The two begin with a release that is refused.
+    world.fates.extend([*([""] if what in ("rest", "abandon") else []), CONFLICT, CONFLICT])
+    begun = world.now
+
+    outcome = write()
+
+    assert type(outcome).__name__ == {"rest": "Released", "release": "Released", "abandon": "Abandoned"}.get(
+        what, "Renewed"
+    )
+    assert 0 < world.now - begun < 1
+    assert not world.fates
+
+
+@pytest.mark.parametrize("what", ["enter", "release", "leave"])
+def test_a_transaction_that_stays_in_the_way_is_an_error(world: World, host: Host, what: str) -> None:
+    host.take()
+    host.enter("pid-1")
+    write = _write(host, what)
+    world.fates.extend([CONFLICT] * 100)
+
+    with pytest.raises(LockConflictError):
+        write()
+
+    assert world.now < 5
+
+
+@pytest.mark.parametrize("what", ["enter", "release", "leave"])
+def test_what_never_arrived_is_not_sent_again_by_itself(world: World, host: Host, what: str) -> None:
+    host.take()
+    host.enter("pid-1")
+    world.sent.clear()
+    write = _write(host, what)
+    world.fates.append(UNSENT)
+
+    with pytest.raises(LockUnavailableError):
+        write()
+
+    assert len(world.sent) == 1
+
+
 def test_a_person_breaks_a_lease_whoever_is_inside(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
@@ -349,3 +400,12 @@ def test_a_lease_of_denials_counts_from_the_first_of_them_in_a_row(
 
 def _acquire(host: Host, **options):  # type: ignore[no-untyped-def]
     return host.operations.acquire(host.claim(), now=host.now(), timeout=None, undo=True, **options)
+
+
+def _write(host: Host, what: str) -> Callable[[], Any]:
+    match what:
+        case "enter":
+            return lambda: host.enter("pid-2")
+        case "leave":
+            return lambda: host.leave("pid-1")
+    return host.release
