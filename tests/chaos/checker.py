@@ -23,7 +23,13 @@ SLACK = 4.0
 _RECOVERY = 2.0
 
 # What may come of a lock in a network that fails.
-_EXPECTED = {"LockUnavailableError", "LockLostError", "LockTimeoutError", "LockNotHeldError"}
+_EXPECTED = {
+    "LockUnavailableError",
+    "LockConflictError",
+    "LockLostError",
+    "LockTimeoutError",
+    "LockNotHeldError",
+}
 
 
 @dataclass(frozen=True)
