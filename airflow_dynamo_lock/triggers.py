@@ -180,9 +180,7 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
         every = leases.interval(self.heartbeat, held.leases[0].lease_ms / 1000)
         keeping = asyncio.ensure_future(client.keep(held, interval=every))
         # A release is noticed at the next look, not only at the next beat, or the run would linger.
-        gone = asyncio.ensure_future(
-            asyncio.wait([asyncio.ensure_future(client.until_gone(each)) for each in held])
-        )
+        gone = asyncio.ensure_future(self._until_gone(client, held))
         forsaken = asyncio.ensure_future(self._until_forsaken())
         try:
             await asyncio.wait((keeping, gone, forsaken), return_when=asyncio.FIRST_COMPLETED)
@@ -196,10 +194,19 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
             keeping.cancel()
             gone.cancel()
             forsaken.cancel()
+            await asyncio.wait((keeping, gone, forsaken))  # the client is closed after what they still do
         for lease in held:
             self.log.info(
                 "The lock %r (lease %s) is given back or lost; the keeper ends.", lease.key, lease.lease_id
             )
+
+    async def _until_gone(self, client: AsyncLockClient, held: LeaseSet) -> None:
+        try:
+            async with asyncio.TaskGroup() as looking:
+                for each in held:
+                    looking.create_task(client.until_gone(each))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
     async def _until_forsaken(self) -> None:
         """Wait until the release task has ended, and what it did would have been noticed."""

@@ -30,6 +30,7 @@ from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, 
 from airflow_dynamo_lock.protocol import limits, table
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import (
+    LockAccessError,
     LockError,
     LockLostError,
     LockRecordError,
@@ -305,7 +306,7 @@ class AsyncLockClient:
                 # The poller's reads may be older than the lease itself: ask once more, consistently.
                 try:
                     record = await self.get(lease.key)
-                except LockUnavailableError:
+                except (LockAccessError, LockUnavailableError):
                     continue  # the poller goes on, and shows it again
                 holder = record.holders.get(lease.lease_id) if record else None
                 if holder is None or holder.ending:

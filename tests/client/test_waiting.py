@@ -260,6 +260,24 @@ async def test_a_keeper_whose_poll_may_be_stale_asks_once_more(
         await asyncio.wait_for(keeping, 0.1)
 
 
+async def test_a_keeper_whose_question_is_denied_looks_again(
+    keeper: AsyncLockClient, proxy: Proxy, key: str
+) -> None:
+    lease = await keeper.acquire(key)
+    keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
+    await asyncio.sleep(0)
+    (sight,) = keeper._core.watch.sights[key]
+
+    with proxy.answering(lambda seen: seen.what == "GetItem", 400, "ExpiredTokenException"):
+        sight.gone(False)
+        await asyncio.to_thread(proxy.wait_for, 1, "GetItem")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(keeping), 0.2)
+    await keeper.release(lease)
+
+    await asyncio.wait_for(keeping, 5)
+
+
 @pytest.fixture
 async def elsewhere_async(engine: Engine) -> AsyncIterator[AsyncLockClient]:
     async with async_lock_client(engine.endpoint_url) as client:

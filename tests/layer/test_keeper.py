@@ -12,7 +12,8 @@ from airflow.sdk import DAG
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.execution_time import task_runner
 
-from airflow_dynamo_lock import DynamoLock, Lease, LockClient, deferral, triggers
+from airflow_dynamo_lock import DynamoLock, Lease, LockClient, LockTableError, deferral, triggers
+from airflow_dynamo_lock.protocol.model import LeaseSet
 from airflow_dynamo_lock.triggers import DynamoLockHeartbeatTrigger
 
 
@@ -103,3 +104,46 @@ async def test_it_ends_when_its_task_does_not_wait_for_it_any_more(
     record = await asyncio.to_thread(locks.get, lease.key)
     assert record
     assert record.holders
+
+
+class Looking:
+    """A client that beats and looks for ever, but for the leases of which its look fails."""
+
+    def __init__(self, *broken: str) -> None:
+        self.broken = broken
+        self.watched: set[str] = set()
+        self.watches_two = asyncio.Event()
+
+    async def keep(self, held: LeaseSet, *, interval: float) -> None:
+        await asyncio.Event().wait()
+
+    async def until_gone(self, lease: Lease) -> None:
+        if lease.key in self.broken:
+            raise LockTableError("There is no such table any more.")
+        self.watched.add(lease.key)
+        if len(self.watched) == 2:
+            self.watches_two.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.watched.remove(lease.key)
+
+
+def a_set(*keys: str) -> LeaseSet:
+    return LeaseSet(tuple(Lease(key, "a", 1, "me", 1, 1, 30_000, 15_000, 0) for key in keys))
+
+
+async def test_a_look_that_fails_is_no_lease_that_is_gone(airflow: Airflow) -> None:
+    client = Looking("b")
+    with pytest.raises(LockTableError):
+        await asyncio.wait_for(keeper()._keep(client, a_set("a", "b")), 10)  # type: ignore[arg-type]
+    assert not client.watched
+
+
+async def test_nothing_is_looked_at_once_it_is_cancelled(airflow: Airflow) -> None:
+    client = Looking()
+    keeping = asyncio.ensure_future(keeper()._keep(client, a_set("a", "b")))  # type: ignore[arg-type]
+    await asyncio.wait_for(client.watches_two.wait(), 10)
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert not client.watched
