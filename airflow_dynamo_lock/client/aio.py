@@ -62,6 +62,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("airflow_dynamo_lock")
 
+# What one who is cancelled while he releases still spends on it, in seconds.
+_RELEASE_WITHIN = 3.0
+
 
 class AsyncLockClient:
     """Locks in one DynamoDB table, for one event loop. Parameters, results and errors as in `LockClient`.
@@ -225,7 +228,7 @@ class AsyncLockClient:
         try:
             beats = self.keep_alive(lease, on_lost=on_lost, on_danger=on_danger, safe_time=safe_time)
         except LockValueError:  # what cannot be, for this lease
-            await self.give_back(lease)
+            await self._give_back_at_last(lease)
             raise
         try:
             yield lease
@@ -233,13 +236,23 @@ class AsyncLockClient:
         except BaseException:
             beats.cancel()
             try:
-                await self.give_back(lease)
+                await self._give_back_at_last(lease)
             except LockError as failure:
                 log.warning("Could not release %r, it will run out: %s", key, failure)
             raise
         beats.cancel()
-        if isinstance(outcome := await self.give_back(lease), Lost):
+        if isinstance(outcome := await self._give_back_at_last(lease), Lost):
             raise lost_in_use(key, lease, outcome)
+
+    async def _give_back_at_last(self, lease: Lease | LeaseSet) -> Released | Abandoned | StillHeld | Lost:
+        """`give_back`, tried once more by one who is cancelled meanwhile: nobody else will."""
+        try:
+            return await self.give_back(lease)
+        except asyncio.CancelledError:
+            with suppress(LockError, TimeoutError):
+                async with asyncio.timeout(_RELEASE_WITHIN):
+                    await self.give_back(lease)
+            raise
 
     # -- keep ---------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from airflow_dynamo_lock import LockClient, LockLostError, LockUnavailableError
+from airflow_dynamo_lock import AsyncLockClient, LockClient, LockLostError, LockUnavailableError
+from tests.client.clients import async_lock_client
 from tests.client.conftest import MakeClient
 from tests.client.losses import Losses
 from tests.client.proxy import Proxy
+from tests.engines import Engine
 
 
 @pytest.fixture
@@ -80,3 +84,26 @@ def test_a_block_whose_time_ran_out_raises_when_it_ends_even_if_nobody_took_the_
         lost.one()
 
     assert client.try_acquire(key)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_block_that_is_cancelled_while_it_releases_leaves_no_lock_behind(
+    engine: Engine, proxy: Proxy, key: str, *, fails: bool
+) -> None:
+    async def work(client: AsyncLockClient) -> None:
+        async with client.lock(key):
+            if fails:
+                raise BodyError
+
+    async with (
+        async_lock_client(proxy.endpoint_url) as client,
+        async_lock_client(engine.endpoint_url) as other,
+    ):
+        with proxy.hanging(lambda seen: seen.what == "release"):
+            working = asyncio.create_task(work(client))
+            await asyncio.to_thread(proxy.wait_for, 1, "release")
+            working.cancel()
+            await asyncio.to_thread(proxy.wait_for, 2, "release")
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert await other.try_acquire(key)
