@@ -446,7 +446,7 @@ class AsyncLockClient:
                             await sleep(effect.seconds)
                             answer = monotonic()
                         case WaitForRoom():
-                            if place is None or place.wants.key != effect.key:
+                            if place is None or not place.is_for(effect):
                                 if place is not None:
                                     self._core.watch.remove(place)
                                 # Kept until the operation ends, so that a waiter keeps its turn while it tries.

@@ -456,7 +456,7 @@ class LockClient:
                             answer = monotonic()
                         case WaitForRoom():
                             # Kept until the operation ends, so that a waiter keeps its turn while it tries.
-                            if place is not None and place.key != effect.key:
+                            if place is not None and not place.ticket.is_for(effect):
                                 place.give_up()
                                 place = None
                             place = place or self._poller.queue(effect)
@@ -697,8 +697,8 @@ class _Place:
     """One waiter's place in the poller's queue."""
 
     def __init__(self, poller: _Poller, ticket: Ticket, woken: SimpleQueue[Exception | None]) -> None:
-        self._poller, self._ticket, self._woken = poller, ticket, woken
-        self.key = ticket.wants.key
+        self.ticket = ticket
+        self._poller, self._woken = poller, woken
 
     def wait(self, timeout: float | None) -> None:
         try:
@@ -711,4 +711,4 @@ class _Place:
             raise failure
 
     def give_up(self) -> None:
-        self._poller.leave(self._ticket)
+        self._poller.leave(self.ticket)

@@ -41,8 +41,8 @@ log = logging.getLogger("airflow_dynamo_lock")
 
 #: How often a write that is refused, but sees a reason to in the refusal, is tried again.
 ROUNDS = 8
-# Seconds to wait for a transaction on the same record, the first time.
-_CONFLICT_PAUSE = 0.05
+#: Seconds to wait for another transaction on the same records, the first time.
+CONFLICT_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Holding:
             except LockConflictError as conflict:
                 if conflict.maybe_applied:
                     raise
-            yield Sleep(_CONFLICT_PAUSE * attempt)
+            yield Sleep(CONFLICT_PAUSE * attempt)
         reply = yield write(self.stamp())
         return reply
 
@@ -132,7 +132,7 @@ class Holding:
             try:
                 reply: Reply = yield in_time(write(stamp, seen), left)
             except LockConflictError as conflict:
-                pause = _CONFLICT_PAUSE * attempt
+                pause = CONFLICT_PAUSE * attempt
                 if conflict.maybe_applied or attempt == ROUNDS or (left is not None and left <= pause):
                     raise
                 yield Sleep(pause)

@@ -20,7 +20,7 @@ from airflow_dynamo_lock.protocol.errors import (
     LockUnavailableError,
     LockValueError,
 )
-from airflow_dynamo_lock.protocol.holding import ROUNDS, Holding, log
+from airflow_dynamo_lock.protocol.holding import CONFLICT_PAUSE, ROUNDS, Holding, log
 from airflow_dynamo_lock.protocol.line import View
 from airflow_dynamo_lock.protocol.model import (
     Busy,
@@ -40,8 +40,6 @@ _BEHIND_MS = 2000
 _AHEAD_MS = 2000
 # What a request is given to be answered, however little of the caller's time is left, in seconds.
 _ANSWER_WITHIN = 3.0
-# Seconds to wait for another transaction on the same keys, the first time.
-_CONFLICT_PAUSE = 0.05
 # What a caller that gives up still spends on undoing an acquire whose fate it does not know, in seconds.
 _UNDO_WITHIN = 3.0
 
@@ -159,7 +157,7 @@ class Taking(Holding):
                 if conflict.maybe_applied or attempt + 1 == ROUNDS:
                     raise
                 # Another transaction is at work on one of the keys.
-                yield Sleep(_CONFLICT_PAUSE * (attempt + 1))
+                yield Sleep(CONFLICT_PAUSE * (attempt + 1))
                 unclear = []
                 continue
             if reply.refused:

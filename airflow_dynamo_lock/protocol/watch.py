@@ -41,6 +41,10 @@ class Ticket:
     wants: WaitForRoom
     wake: Callable[[Exception | None], None]
 
+    def is_for(self, wants: WaitForRoom) -> bool:
+        """Whether that is waited for in this place: the same lock, and the same place in its line."""
+        return (self.wants.key, self.wants.place) == (wants.key, wants.place)
+
 
 @dataclass(eq=False)
 class Sight:

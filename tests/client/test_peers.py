@@ -73,10 +73,11 @@ def test_3_a_wait_of_any_number_of_polls_sleeps_between_them_and_ends(
     with pytest.raises(LockTimeoutError):
         make_client(proxy).acquire(key, timeout=polls * 0.1, poll_interval=0.1)
 
-    assert polls * 0.1 <= time.monotonic() - begun
-    assert proxy.whats().count("BatchGetItem") <= polls
+    took = time.monotonic() - begun
+    assert took >= polls * 0.1
+    assert proxy.whats().count("BatchGetItem") <= took / 0.1 + 1
     # Besides it tries, draws a number, stands in line, looks for the last time, and leaves.
-    assert len(proxy.whats()) <= polls + 8
+    assert len([each for each in proxy.whats() if each != "BatchGetItem"]) <= 8
 
 
 def test_3_a_lease_has_its_whole_length_after_a_long_wait(

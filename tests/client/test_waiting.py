@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from airflow_dynamo_lock import (
     LockUnavailableError,
 )
 from airflow_dynamo_lock.protocol import taking
+from airflow_dynamo_lock.protocol.effects import Operation, WaitForRoom
 from tests.client.clients import async_lock_client, core_of
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy, Rule
@@ -159,6 +161,25 @@ def test_nor_does_a_crowd_that_waits_without_taking(make_client: MakeClient, pro
 
     print(f"\n{len(proxy.seen)} requests")
     assert len(proxy.seen) < 4 * 60
+
+
+def test_who_gets_into_line_while_he_waits_is_looked_after_in_his_place(client: LockClient, key: str) -> None:
+    """As a set does for which others drew numbers each time that it tried at first."""
+    inner: Any = getattr(client, "client", client)
+    tickets, seen = inner._core.watch.tickets, []
+
+    def waits() -> Operation[None]:
+        for place in (None, "0999/1/a", "0999/1/a"):
+            yield WaitForRoom(key, 1, True, 5.0, 0.01, place=place)
+            seen.append([each.wants.place for each in tickets[key]])
+
+    if inner is client:
+        inner._run(waits())
+    else:
+        client.run(inner._run(waits()))  # type: ignore[attr-defined]
+
+    assert seen == [[None], ["0999/1/a"], ["0999/1/a"]]
+    assert key not in tickets
 
 
 def test_whatever_the_poller_cannot_go_on_after_is_told_to_all_who_wait(
