@@ -28,7 +28,7 @@ from airflow_dynamo_lock.client.core import (
 )
 from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, reply
 from airflow_dynamo_lock.protocol import limits, table
-from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, WaitForRoom
+from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, Tell, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import (
     LockAccessError,
     LockError,
@@ -445,6 +445,8 @@ class AsyncLockClient:
                         case Sleep():
                             await sleep(effect.seconds)
                             answer = monotonic()
+                        case Tell():
+                            effect.call()
                         case WaitForRoom():
                             if place is None or not place.is_for(effect):
                                 if place is not None:

@@ -30,7 +30,7 @@ from airflow_dynamo_lock.client.core import (
 )
 from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, reply
 from airflow_dynamo_lock.protocol import limits, table
-from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, WaitForRoom
+from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, Tell, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockRecordError, LockValueError
 from airflow_dynamo_lock.protocol.formats import NATIVE
 from airflow_dynamo_lock.protocol.limits import Seconds, seconds
@@ -199,7 +199,7 @@ class LockClient:
         :param poll_interval: seconds between looks at the table; all waiters of this client share them.
         :param on_busy: called with the record each time that a try found the lock taken.
         :param on_place: called with this waiter's place in line when it may have changed. From another thread, which
-            it must not hold up.
+            it must not hold up; what it raises is logged.
         :raises LockTimeoutError: it was not free in time; the message names the holders.
         """
         try:
@@ -689,6 +689,8 @@ class _Poller:
                         answer = monotonic()
                     case Request():
                         answer = self._client._send(effect)
+                    case Tell():
+                        effect.call()
             except Exception as raised:
                 failure = raised
 

@@ -86,6 +86,13 @@ class WaitForRoom:
 
 
 @dataclass(frozen=True)
+class Tell:
+    """Call a user of this package back, outside of whatever guards the operation. What he raises is thrown in."""
+
+    call: Callable[[], None]
+
+
+@dataclass(frozen=True)
 class Stamp:
     """What each single write attempt has of its own. A resend under the *same* version would not show observers that
     the holder was alive the second time (rule R3), so every attempt gets a new one.
@@ -116,7 +123,7 @@ class Stamp:
         return crc32(self.version.encode()) / 2**32
 
 
-Effect = Request | Sleep | WaitForRoom
+Effect = Request | Sleep | WaitForRoom | Tell
 Operation = Generator[Effect, Any, T]
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from airflow_dynamo_lock.protocol.capacity import could_take, room, that_counts
-from airflow_dynamo_lock.protocol.effects import Operation, Reply, Sleep, WaitForRoom
+from airflow_dynamo_lock.protocol.effects import Operation, Reply, Sleep, Tell, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockError, LockUnavailableError
 from airflow_dynamo_lock.protocol.formats.base import Format
 from airflow_dynamo_lock.protocol.holding import log
@@ -166,7 +167,10 @@ class Watch:
         for ticket in told:
             where = where_is.get(ticket.wants.place or "")
             if where is not None and ticket.wants.on_place:
-                ticket.wants.on_place(where)
+                try:
+                    yield Tell(partial(ticket.wants.on_place, where))
+                except Exception:  # his own, and nobody else's
+                    log.exception("The on_place of one who waits for the lock %r has failed.", key)
 
     # -- the table's stream, where one is read (`streams.py`) ---------------------------------------------------
 

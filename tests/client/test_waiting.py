@@ -22,6 +22,7 @@ from airflow_dynamo_lock import (
 )
 from airflow_dynamo_lock.protocol import taking
 from airflow_dynamo_lock.protocol.effects import Operation, WaitForRoom
+from airflow_dynamo_lock.protocol.model import Standing
 from tests.client.clients import async_lock_client, core_of
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy, Rule
@@ -198,6 +199,46 @@ def test_whatever_the_poller_cannot_go_on_after_is_told_to_all_who_wait(
         for waiting in waiters:
             with pytest.raises(LockAccessError, match="BatchGetItem"):
                 waiting.result(10)
+
+
+def test_an_on_place_that_fails_harms_no_waiter(
+    make_client: MakeClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    client = make_client()
+    held = [elsewhere.acquire(name) for name in (f"{key}/1", f"{key}/2")]
+    told = threading.Event()
+
+    def fail(_: Standing) -> None:
+        told.set()
+        raise ZeroDivisionError
+
+    waiting, _ = _acquire(threads, client, f"{key}/1", poll_interval=0.1, on_place=fail)
+    other, _ = _acquire(threads, client, f"{key}/2", poll_interval=0.1)
+    assert told.wait(10)
+    for lease in held:
+        elsewhere.release(lease)
+
+    assert waiting.result(10).key == f"{key}/1"
+    assert other.result(10).key == f"{key}/2"
+
+
+@pytest.mark.parametrize("kind", ["sync"], indirect=True)
+def test_on_place_may_use_the_client(
+    make_client: MakeClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    client = make_client()
+    held, mine = elsewhere.acquire(key), client.acquire(f"{key}/mine")
+    freed = threading.Event()
+
+    def release(_: Standing) -> None:
+        client.release(mine)
+        freed.set()
+
+    waiting, _ = _acquire(threads, client, key, poll_interval=0.1, on_place=release)
+    assert freed.wait(10)
+    elsewhere.release(held)
+
+    assert waiting.result(10).key == key
 
 
 def test_a_wait_without_any_network_says_so_when_its_time_is_up(
