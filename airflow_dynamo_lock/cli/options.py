@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from airflow_dynamo_lock.defaults import DEFAULT_TABLE
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockValueError
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError, LockValueError
 from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE, service_of
 
 if TYPE_CHECKING:
@@ -109,12 +110,14 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
         verbose: bool,
         **options: Any,
     ) -> Any:
-        import logging
-
+        handler = logging.StreamHandler()
+        if not verbose:
+            handler.addFilter(_outages_once())
         logging.basicConfig(
-            level=logging.INFO if verbose else logging.ERROR,
+            level=logging.INFO if verbose else logging.WARNING,
             format="%(asctime)s %(message)s",
             datefmt="%H:%M:%S",
+            handlers=[handler],
         )
         if conn_id is None:
             sdk = cache(partial(_by_sdk, region, profile, endpoint_url))
@@ -164,6 +167,21 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         called = option(called)
     return called
+
+
+def _outages_once() -> Callable[[logging.LogRecord], bool]:
+    """Of the warnings, only what waits for DynamoDB to answer again, and that once: nothing else tells meanwhile."""
+    told: set[str] = set()
+
+    def tells(record: logging.LogRecord) -> bool:
+        if record.levelno > logging.WARNING:
+            return True
+        outage = any(isinstance(each, (LockUnavailableError, LockAccessError)) for each in record.args or ())
+        new = record.msg not in told
+        told.add(record.msg)
+        return outage and new
+
+    return tells
 
 
 def _by_sdk(region: str | None, profile: str | None, endpoint_url: str | None, service: str) -> Any:

@@ -13,21 +13,28 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from airflow_dynamo_lock.cli.locks import claiming, tell_place
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
 from airflow_dynamo_lock.protocol.errors import LockError, LockLostError
-from airflow_dynamo_lock.protocol.model import Lost
+from airflow_dynamo_lock.protocol.model import Lease, Lost
+
+if TYPE_CHECKING:
+    from airflow_dynamo_lock.client.sync import LockClient
 
 #: As a shell: no such command, or not one that can be run.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+# For how long those are waited for that were killed, seconds: it takes the system a moment, or else it is not up to us.
+_DYING = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -46,7 +53,7 @@ _PR_SET_PDEATHSIG = 1
     type=DURATION,
     default=2.0,
     show_default="2s",
-    help="What the command is given to end, when the lease is lost, before it is killed.",
+    help="What is to end, when the lease is lost or the command has ended, is given so long before it is killed.",
 )
 @click.argument("key")
 @click.argument("command", nargs=-1, required=True)
@@ -77,24 +84,15 @@ def run(
     with Child(command, kill_after) as child:
         locks = where.locks(lease=lease_duration)
         lease = locks.acquire(key, timeout=0 if no_wait else wait_time, on_place=tell_place, **claim)
-        beats = locks.keep_alive(lease, on_lost=lambda *_: child.end())
+        lost = None
         try:
-            code = child.work(
-                DYNAMO_LOCK_KEY=key,
-                DYNAMO_LOCK_LEASE_ID=lease.lease_id,
-                DYNAMO_LOCK_TOKEN=str(lease.token or ""),
-            )
-            lost = lease.term.lost if lease.term else None
+            with _signals_later():
+                beats = locks.keep_alive(lease, on_lost=lambda *_: child.end())
+            with beats:
+                code = child.work(lease)
+                lost = lease.term.lost if lease.term else None
         finally:
-            beats.stop()
-        try:
-            outcome = locks.give_back(lease, patience=lease_duration)
-        except LockError as failure:
-            click.echo(
-                f"dynamo-lock: {key!r} could not be released, its lease will run out: {failure}", err=True
-            )
-        else:
-            lost = lost or (outcome.describe() if isinstance(outcome, Lost) else None)
+            lost = _give_back(locks, lease) or lost
     if lost:
         raise LockLostError(
             f"The lock {key!r} (lease {lease.lease_id}) was lost while the command ran: {lost}."
@@ -102,12 +100,40 @@ def run(
     return code
 
 
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """No signal goes to a thread that begins in the block: it would not wake the one that waits for the command."""
+    signals = {*_PASSED_ON, signal.SIGTSTP, signal.SIGCONT}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _give_back(locks: LockClient, lease: Lease) -> str | None:
+    """Release the lock. Returns why it was not ours any more, or None."""
+    # They were the command's. Now they end the trying, which goes on for as long as nobody else can have the lock.
+    for number in _ENDING:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        outcome = locks.give_back(lease, patience=lease.remaining())
+    except (LockError, KeyboardInterrupt) as failure:
+        why = str(failure) or "interrupted"
+        click.echo(
+            f"dynamo-lock: {lease.key!r} could not be released, its lease will run out: {why}", err=True
+        )
+        return None
+    return outcome.describe() if isinstance(outcome, Lost) else None
+
+
 @dataclass
 class Child:
     """The process that is to become the command. Ended, if it has not worked by the end of the ``with`` block.
 
-    It has the terminal together with this process, if there is one; else it leads a process group of its own, all of
-    which is sent what is sent to it.
+    Where there is a terminal, it shares it with this process, as a part of the same job. Else it leads a process group
+    of its own: all of that is sent what is sent to it, stops when this process is stopped, and is over before the
+    lock is released.
 
     :param kill_after: what it is given to end by itself, seconds.
     """
@@ -117,11 +143,13 @@ class Child:
     pid: int = field(init=False)
     _begin: Any = field(init=False)
     _grouped: bool = field(init=False)
+    _lease: Lease = field(init=False)
+    _terminated: bool = field(default=False, init=False)
     _ended: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __enter__(self) -> Child:
         reads, writes = os.pipe()
-        self._grouped, parent = not sys.stdin.isatty(), os.getpid()
+        self._grouped, parent = not _has_terminal(), os.getpid()
         sys.stdout.flush()
         self.pid = os.fork()
         if not self.pid:
@@ -136,43 +164,117 @@ class Child:
         if not self._ended.is_set():
             self._wait()
 
-    def work(self, **environment: str) -> int:
-        """Let it be the command, and wait for it. Returns the exit code."""
+    def work(self, lease: Lease) -> int:
+        """Let it be the command, and wait for it. Returns the exit code.
+
+        :raises LockLostError: the lease is lost already, and nothing was run.
+        """
+        self._lease = lease
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
-        with self._begin:
-            self._begin.write(json.dumps({**os.environ, **environment}).encode())
+        signal.signal(signal.SIGCONT, self._go_on)
+        if self._grouped:
+            signal.signal(signal.SIGTSTP, self._stop)
+        environment = {
+            **os.environ,
+            "DYNAMO_LOCK_KEY": lease.key,
+            "DYNAMO_LOCK_LEASE_ID": lease.lease_id,
+            "DYNAMO_LOCK_TOKEN": str(lease.token or ""),
+        }
+        lease.check()
+        try:
+            with self._begin:
+                self._begin.write(json.dumps(environment).encode())
+        except BrokenPipeError:
+            lease.check()
+            click.echo(f"dynamo-lock: the process of {self.command[0]!r} ended before it began.", err=True)
         return self._wait()
 
     def end(self) -> None:
         """Have it end; by force, if it takes too long."""
-        self._send(signal.SIGTERM)
+        self._end(signal.SIGTERM)
         if not self._ended.wait(self.kill_after):
             self._send(signal.SIGKILL)
 
     def _pass_on(self, number: int, _frame: object) -> None:
         # What is typed at a terminal has reached the command as well.
-        if number not in (signal.SIGINT, signal.SIGQUIT) or self._grouped:
+        if number in (signal.SIGINT, signal.SIGQUIT) and not self._grouped:
+            return
+        if number in _ENDING:
+            self._end(number)
+        else:
             self._send(number)
 
-    def _send(self, number: int) -> None:
+    def _stop(self, *_: object) -> None:
+        """Stop with all of the group, which must not go on while nobody sends heartbeats."""
+        self._send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _go_on(self, *_: object) -> None:
+        if self._lease.remaining():
+            self._send(signal.SIGCONT)
+        elif self._lease.term:
+            # For good, so that a late answer does not revive it: the heartbeats' thread ends what is stopped.
+            self._lease.term.lose("it ran out while dynamo-lock was stopped")
+
+    def _end(self, number: int) -> None:
+        self._terminated |= number == signal.SIGTERM
+        self._send(number)
+        self._send(signal.SIGCONT)  # what is stopped learns of no signal
+
+    def _send(self, number: int) -> bool:
+        """Returns whether there was anybody to be sent it."""
         if self._ended.is_set():
-            return  # its number may be another's by now
-        with suppress(ProcessLookupError):
+            return False  # its number may be another's by now
+        try:
             (os.killpg if self._grouped else os.kill)(self.pid, number)
+        except (ProcessLookupError, PermissionError):  # it has gone, or become somebody else
+            return False
+        return True
 
     def _wait(self) -> int:
         _, status = os.waitpid(self.pid, 0)
+        if self._grouped:
+            self._end_rest()
         self._ended.set()
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
+
+    def _end_rest(self) -> None:
+        """End what it has left behind in its group, which works on what is locked as well."""
+        for number, patience in ((signal.SIGTERM, self.kill_after), (signal.SIGKILL, _DYING)):
+            until = time.monotonic() + patience
+            if number == signal.SIGKILL or not self._terminated:  # once: it may be tidying up
+                self._end(number)
+            while self._is_anybody_left():
+                if time.monotonic() >= until:
+                    break
+                time.sleep(0.02)  # nobody tells when a process ends that is not our child
+
+    def _is_anybody_left(self) -> bool:
+        with suppress(ChildProcessError):
+            os.waitpid(-self.pid, os.WNOHANG)  # as a container's first process, they are ours to bury
+        return self._send(0)
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal, wherever its input comes from."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _become(command: tuple[str, ...], reads: int, parent: int, *, grouped: bool) -> None:
     """In the new process: wait to be told, and be the command from then on. Never returns."""
     code = 1
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and commands do not
+            signal.signal(number, signal.SIG_DFL)
         if grouped:
             os.setpgid(0, 0)
         _die_with(parent)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +57,18 @@ class Shell:
         out, complaints = running.communicate(timeout=60)
         return subprocess.CompletedProcess(arguments, running.returncode, out, complaints)
 
+    def script(self, script: str, **names: str) -> subprocess.CompletedProcess[str]:
+        """A script that knows it as $DYNAMO_LOCK, and other names; run by bash, to its end."""
+        known = {**os.environ, **self.environment, "DYNAMO_LOCK": DYNAMO_LOCK, **names}
+        return subprocess.run(
+            ["bash", "-o", "pipefail", "-c", script],
+            env={name: value for name, value in known.items() if value is not None},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """As it is installed, in the background."""
         known = {**os.environ, **self.environment}
@@ -63,11 +79,45 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # without the terminal that the tests may have been started from
             # Where the tests run in the background, SIGINT is ignored, and what ignores it passes that on.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.started.append(running)
         return running
+
+
+@contextmanager
+def terminal(shell: Shell, script: str) -> Iterator[int]:
+    """Its other end, with a shell on it that runs a script, with a job of its own for each command."""
+    ours, theirs = pty.openpty()
+
+    def take() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    running = subprocess.Popen(
+        ["bash", "-m", "-c", script],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),  # type: ignore[call-overload]
+        env={**os.environ, **shell.environment, "DYNAMO_LOCK": DYNAMO_LOCK},
+        start_new_session=True,
+        preexec_fn=take,
+    )
+    os.close(theirs)
+    try:
+        yield ours
+    finally:
+        os.close(ours)  # which hangs up
+        running.kill()
+        running.wait()
+
+
+def read_until(said: str, there: int) -> str:
+    """All that a terminal shows before that, and that."""
+    found = ""
+    while said not in found:
+        assert select.select([there], [], [], 20.0)[0], found
+        found += os.read(there, 1000).decode()
+    return found
 
 
 @pytest.fixture(scope="session")

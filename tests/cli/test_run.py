@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from tests.cli.conftest import Shell
+from tests.cli.conftest import TABLE, Shell, read_until, terminal
+from tests.engines import MotoServer
 
 #: A command that says that it works, and ends when it is told to.
 WORK = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
@@ -33,11 +34,22 @@ def works(process: subprocess.Popen[str]) -> int:
     return int(process.stdout.readline())
 
 
-def is_alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """As ps shows it: T for a process that is stopped, Z for one that nobody has buried, nothing for none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    return state(pid) not in ("", "Z")
+
+
+def break_lock(locks: LockClient, key: str) -> None:
+    record = locks.get(key)
+    assert record is not None
+    locks.break_lock(key, next(iter(record.holders)))
 
 
 def is_free(locks: LockClient, key: str) -> bool:
@@ -132,9 +144,7 @@ def test_the_command_does_not_outlive_a_dynamo_lock_that_is_killed(
 def test_the_command_is_ended_when_the_lease_is_lost(shell: Shell, locks: LockClient, key: str) -> None:
     running = shell.start("run", "--lease-duration", "3s", key, "--", *WORK)
     pid = works(running)
-    record = locks.get(key)
-    assert record is not None
-    locks.break_lock(key, next(iter(record.holders)))
+    break_lock(locks, key)
 
     _, complaint = running.communicate(timeout=20)
 
@@ -153,9 +163,7 @@ def test_a_command_that_does_not_want_to_end_is_killed(shell: Shell, locks: Lock
         "run", "--lease-duration", "3s", "--kill-after", "0.5s", key, "--", sys.executable, "-c", script
     )
     pid = works(running)
-    record = locks.get(key)
-    assert record is not None
-    locks.break_lock(key, next(iter(record.holders)))
+    break_lock(locks, key)
 
     running.communicate(timeout=20)
 
@@ -174,7 +182,9 @@ def test_who_does_not_get_the_lock_does_not_run(
     assert not (tmp_path / "trace").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_who_is_interrupted_while_waiting_runs_nothing(
     shell: Shell, locks: LockClient, key: str, number: signal.Signals, code: int
 ) -> None:
@@ -222,3 +232,199 @@ def test_without_what_it_takes_to_lock_nothing_runs(shell: Shell, key: str, tmp_
     assert "'nowhere' does not exist" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "trace").exists()
+
+
+# -- what must not go on without the lock -----------------------------------------------------------------------------
+
+
+def test_a_job_is_stopped_as_a_whole_wherever_its_input_comes_from(
+    shell: Shell, locks: LockClient, key: str
+) -> None:
+    script = f"echo data | $DYNAMO_LOCK run {key} -- sh -c 'echo pid=$$.; cat; exec sleep 60'; echo stopped; read x; fg"
+    with terminal(shell, script) as there:
+        pid = int(read_until(".", there).partition("pid=")[2].partition(".")[0])
+        read_until("data", there)
+        os.write(there, b"\x1a")  # Ctrl-Z
+
+        read_until("stopped", there)
+        until(lambda: state(pid) == "T")
+        os.write(there, b"\n")
+        until(lambda: state(pid) == "S")  # again in the foreground
+        os.write(there, b"\x03")  # Ctrl-C
+        until(lambda: not is_alive(pid))
+        until(lambda: is_free(locks, key))
+
+
+def test_a_command_may_ask_at_the_terminal_wherever_its_input_comes_from(shell: Shell, key: str) -> None:
+    script = f"echo data | $DYNAMO_LOCK run {key} -- sh -c 'echo ask; read x </dev/tty; echo got $x'"
+    with terminal(shell, script) as there:
+        read_until("ask", there)
+        os.write(there, b"this\n")
+        read_until("got this", there)
+
+
+def test_without_a_terminal_the_command_is_stopped_with_dynamo_lock(
+    shell: Shell, locks: LockClient, key: str
+) -> None:
+    running = shell.start("run", key, "--", *WORK)
+    pid = works(running)
+
+    running.send_signal(signal.SIGTSTP)
+    until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
+    running.send_signal(signal.SIGCONT)
+    until(lambda: state(pid) == "S")
+    running.send_signal(signal.SIGTSTP)
+    until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
+    running.terminate()
+    running.send_signal(signal.SIGCONT)
+
+    running.communicate(timeout=20)
+    assert running.returncode == 128 + signal.SIGTERM
+    assert is_free(locks, key)
+
+
+def test_a_command_does_not_go_on_when_the_lease_has_run_out_while_it_was_stopped(
+    shell: Shell, locks: LockClient, key: str, tmp_path: Path
+) -> None:
+    script = f"echo $$; kill -TSTP $PPID; : >{tmp_path}/went-on; exec sleep 60"
+    running = shell.start("run", "--lease-duration", "2s", key, "--", "sh", "-c", script)
+    pid = works(running)
+    until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
+    went_on = (tmp_path / "went-on").exists()  # it had a moment
+    locks.release(locks.acquire(key, timeout=60))
+    running.send_signal(signal.SIGCONT)
+
+    _, complaint = running.communicate(timeout=20)
+
+    assert running.returncode == 3
+    assert "was lost while the command ran" in complaint
+    assert not is_alive(pid)
+    assert (tmp_path / "went-on").exists() == went_on
+
+
+@pytest.mark.parametrize("end", ["killed", "done", "lost"])
+@pytest.mark.parametrize("trap", ["", "trap '' TERM;"], ids=["ends", "ignores"])
+def test_what_the_command_leaves_in_its_group_has_ended_when_the_lock_is_free(
+    shell: Shell, locks: LockClient, key: str, end: str, trap: str
+) -> None:
+    script = f"{trap} sleep 60 & trap - TERM; echo $$ $!; {'exit 5' if end == 'done' else 'wait'}"
+    options = ("--lease-duration", "3s", "--kill-after", "0.5s")
+    running = shell.start("run", *options, key, "--", "sh", "-c", script)
+    assert running.stdout
+    leader, left = map(int, running.stdout.readline().split())
+    if end == "killed":
+        os.kill(leader, signal.SIGKILL)
+    elif end == "lost":
+        break_lock(locks, key)
+
+    while running.poll() is None:
+        assert end == "lost" or not (is_free(locks, key) and is_alive(left))
+
+    assert running.returncode == {"killed": 128 + signal.SIGKILL, "done": 5, "lost": 3}[end]
+    assert not is_alive(left)
+    assert is_free(locks, key)
+
+
+def test_what_leaves_the_group_outlives_the_command(shell: Shell, locks: LockClient, key: str) -> None:
+    script = (
+        "import os, subprocess\n"
+        "print(subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=-3, stderr=-3).pid)"
+    )
+    running = shell.start("run", key, "--", sys.executable, "-c", script)
+    pid = works(running)
+    running.communicate(timeout=20)
+    try:
+        assert is_alive(pid)
+        assert is_free(locks, key)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+# -- nothing is run ---------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_that_is_lost_before_the_command_begins_runs_nothing(
+    shell: Shell, locks: LockClient, key: str, tmp_path: Path
+) -> None:
+    result = shell.run("run", "--lease-duration", "0.001", key, "--", "touch", str(tmp_path / "trace"))
+    assert result.returncode == 3
+    assert "is lost" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "trace").exists()
+    assert is_free(locks, key)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
+def test_a_process_that_is_killed_while_it_waits_frees_the_lock(
+    shell: Shell, locks: LockClient, key: str
+) -> None:
+    lease = locks.acquire(key)
+    waiting = shell.start("run", key, "--", *WORK)
+    until(lambda: locks.waiters(key))
+    (child,) = Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    locks.release(lease)
+
+    _, complaint = waiting.communicate(timeout=20)
+
+    assert waiting.returncode == 128 + signal.SIGKILL
+    assert "ended before it began" in complaint
+    assert len(complaint.splitlines()) == 1
+    assert is_free(locks, key)
+
+
+# -- as any other program would run it ---------------------------------------------------------------------------------
+
+
+def test_the_command_ignores_no_signal_that_this_process_does_not(shell: Shell, key: str) -> None:
+    script = "sed -n 's/^SigIgn://p' /proc/self/status; yes | head -1"
+    result = shell.run("run", key, "--", "sh", "-c", script)
+    ignored, _ = result.stdout.split()
+    assert not int(ignored, 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+    assert result.stderr == ""
+
+
+# -- DynamoDB cannot be reached ---------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_an_answer_says_so_once(shell: Shell, key: str) -> None:
+    nowhere = ("--endpoint-url", "http://127.0.0.1:1", "--wait-time", "4s")
+    for command in (["run", *nowhere, key, "--", *WORK], ["acquire", *nowhere, key]):
+        result = shell.run(*command)
+        assert result.returncode == 1
+        waiting, failure = result.stderr.splitlines()
+        assert f"Waiting for the lock {key!r}: DynamoDB cannot be reached" in waiting
+        assert "cannot be reached" in failure
+
+
+def test_a_release_that_is_tried_again_says_so_and_can_be_interrupted(shell: Shell, key: str) -> None:
+    with MotoServer() as engine:
+        LockClient(engine.client(), table=TABLE).create_table()
+        url = ("--endpoint-url", engine.endpoint_url)
+        running = shell.start("run", *url, "--lease-duration", "1 hour", key, "--", *WORK)
+        pid = works(running)
+    os.kill(pid, signal.SIGUSR1)
+
+    assert running.stderr
+    assert f"Releasing {key!r}" in running.stderr.readline()
+    running.terminate()
+
+    _, complaint = running.communicate(timeout=20)
+    assert "could not be released, its lease will run out: interrupted" in complaint
+    assert len(complaint.splitlines()) == 1
+    assert running.returncode == 128 + signal.SIGUSR1
+
+
+def test_a_lease_that_was_lost_is_not_released_again_and_again(shell: Shell, key: str) -> None:
+    with MotoServer() as engine:
+        LockClient(engine.client(), table=TABLE).create_table()
+        url = ("--endpoint-url", engine.endpoint_url)
+        running = shell.start("run", *url, "--lease-duration", "2s", key, "--", *WORK)
+        works(running)
+
+    _, complaint = running.communicate(timeout=20)
+
+    assert running.returncode == 3
+    assert "could not be released" in complaint
+    assert "no heartbeat has succeeded in time" in complaint
+    assert "Releasing" not in complaint
