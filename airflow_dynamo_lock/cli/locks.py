@@ -13,7 +13,7 @@ import click
 
 from airflow_dynamo_lock.cli import show
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
-from airflow_dynamo_lock.protocol.errors import LockNotHeldError, LockValueError
+from airflow_dynamo_lock.protocol.errors import LockError, LockNotHeldError, LockValueError
 from airflow_dynamo_lock.protocol.model import Abandoned, Lease, LockRecord, Lost, Standing
 
 _CLAIM = ("slots", "capacity", "mode", "fair", "priority", "owner")
@@ -76,7 +76,14 @@ def acquire(
     lease = locks.acquire(
         key, timeout=0 if no_wait else wait_time, on_place=tell_place, data=_object("data", data), **claim
     )
-    _print_lease(where, lease)
+    try:
+        _print_lease(where, lease)
+        sys.stdout.flush()
+    except OSError as failure:  # nobody could ever release it
+        locks.give_back(lease)
+        raise LockError(
+            f"The lock {key!r} was given back, for its lease id could not be printed: {failure.strerror}."
+        ) from failure
 
 
 @click.command()
@@ -216,7 +223,8 @@ def break_(where: Settings, key: str, lease_id: str | None, yes: bool) -> None:
         )
         if not sys.stdin.isatty():
             raise LockValueError("Nobody is here to be asked whether to break it: say --yes.")
-        click.confirm("Take it away?", abort=True, err=True)
+        if not click.confirm("Take it away?", err=True):
+            raise LockError("Not broken.")
     locks.break_lock(key, lease_id)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from tests.cli.conftest import Shell
+from tests.cli.conftest import Shell, read_until, terminal
 
 DONE, FAILED, USAGE, NOT_OURS = 0, 1, 2, 3
 
@@ -88,6 +89,21 @@ def test_slots_of_a_semaphore_and_shared_locks(shell: Shell, key: str) -> None:
     assert "Locked by" in said(shell("acquire", f"{key}/file", "--no-wait"), NOT_OURS)
 
 
+@pytest.mark.parametrize("output", ["| true", ">/dev/full", ">&-"])
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_lock_whose_lease_id_nobody_gets_is_given_back(
+    shell: Shell, locks: LockClient, key: str, options: str, output: str
+) -> None:
+    # Its reader is away by the time that there is something to read.
+    result = shell.script(f'$DYNAMO_LOCK acquire "$KEY" --no-wait {options} {output}', KEY=key)
+    complaint = said(result, FAILED)
+    assert "was given back, for its lease id could not be printed" in complaint
+    assert len(complaint.splitlines()) == 1
+    record = locks.get(key)
+    assert record is not None
+    assert not record.holders
+
+
 # -- look -------------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +148,57 @@ def test_watch_prints_a_line_for_each_change(shell: Shell, locks: LockClient, ke
     assert complaints.strip() == ""
 
 
+@pytest.mark.parametrize("arguments", ["list", "list --json", "get k", "get k --json"])
+def test_output_that_nobody_reads_is_no_failure_and_output_that_is_lost_is_one(
+    shell: Shell, arguments: str
+) -> None:
+    assert said(shell.script(f"$DYNAMO_LOCK {arguments} | true"), DONE) == ""
+    assert said(shell.script(f"$DYNAMO_LOCK {arguments} >/dev/full"), FAILED) == (
+        "dynamo-lock: No space left on device."
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "out", "complaint"),
+    [
+        ("run k -- echo done <&-", DONE, "done\n", ""),
+        ("run k -- true >&-", DONE, "", ""),
+        ("run k -- echo done 2>&-", DONE, "done\n", ""),
+        ("break k <&-", USAGE, "", "say --yes"),
+        ("get k >&-", FAILED, "", "Bad file descriptor"),
+    ],
+)
+def test_streams_that_are_closed(
+    shell: Shell, locks: LockClient, key: str, script: str, code: int, out: str, complaint: str
+) -> None:
+    if "break" in script:
+        locks.acquire(key)
+    result = shell.script("$DYNAMO_LOCK " + script.replace(" k ", ' "$KEY" '), KEY=key)
+    assert complaint in said(result, code)
+    assert result.stdout == out
+    assert len(result.stderr.splitlines()) <= 2
+
+
+def test_a_parent_that_ignores_its_children(shell: Shell, locks: LockClient, key: str) -> None:
+    script = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    result = shell.script(
+        f'{sys.executable} -c "{script}" $DYNAMO_LOCK run "$KEY" -- sh -c "exit 7"', KEY=key
+    )
+    assert said(result, 7) == ""
+    record = locks.get(key)
+    assert record is not None
+    assert not record.holders
+
+
+def test_what_the_locale_cannot_write_is_written_in_ascii(shell: Shell) -> None:
+    result = shell.script("$DYNAMO_LOCK get schlüssel→", PYTHONIOENCODING="ascii:strict")
+    assert said(result, DONE) == ""
+    assert "schl\\xfcssel\\u2192" in result.stdout
+
+
 # -- for people at night ----------------------------------------------------------------------------------------------
 
 
@@ -145,6 +212,16 @@ def test_break_says_whose_it_is_and_asks_first(shell: Shell, locks: LockClient, 
     assert locks.try_acquire(key)
     assert "does not hold the lock" in said(shell("break", key, "nobody", "--yes"), NOT_OURS)
     assert "nothing to break" in said(shell("break", f"{key}/other"), NOT_OURS)
+
+
+def test_who_is_asked_may_say_no_to_break(shell: Shell, locks: LockClient, key: str) -> None:
+    locks.acquire(key)
+    with terminal(shell, f"$DYNAMO_LOCK break {key}; echo exit $?.") as there:
+        read_until("Take it away? [y/N]: ", there)
+        os.write(there, b"n\n")
+        answer = read_until("exit 1.", there)
+    assert "Not broken." in answer
+    assert not locks.try_acquire(key)
 
 
 def test_the_capacity_of_a_semaphore_is_set_and_unset(shell: Shell, locks: LockClient, key: str) -> None:
