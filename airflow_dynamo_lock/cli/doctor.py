@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,13 +14,15 @@ import click
 from airflow_dynamo_lock.cli import show
 from airflow_dynamo_lock.cli.options import Settings, airflow_hook, settings
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockTimeoutError
+from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockTimeoutError, LockValueError
 from airflow_dynamo_lock.protocol.formats import NATIVE
 
 _OK, _WARNING, _BAD = "ok", "warning", "BAD"
 _MARKS = {_OK: ("✓", "green"), _WARNING: ("!", "yellow"), _BAD: ("✗", "red")}
 # So far off, in seconds, a host's clock is worth a word. No lock relies on it, but people read logs by it.
 _CLOCK_OFF = 5.0
+# The lock that permissions are tried with. Always the same, since its record may have to stay.
+_KEY = "dynamo-lock doctor"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _findings(where: Settings) -> Iterator[Finding]:
     yield (aws := _look("AWS", lambda: _aws(where)))
     if aws.verdict == _OK:
         yield (table := _look("table", lambda: _table(where)))
-        if table.verdict == _OK:
+        if table.verdict != _BAD:
             yield _look("permissions", lambda: _permissions(where))
         yield _look("clock", lambda: _clock(where))
     if find_spec("airflow") is not None:
@@ -104,27 +105,47 @@ def _aws(where: Settings) -> str:
 
 def _table(where: Settings) -> str:
     locks = where.locks()
-    locks.check_table()
-    if where.format == "s3":
-        return f"the bucket {where.table!r} can be listed"
-    described = locks.describe_table()
+    try:
+        locks.check_table()
+        if where.format == "s3":
+            return f"the bucket {where.table!r} can be listed"
+        described = locks.describe_table()
+    except LockAccessError as refused:
+        raise _Warning(f"only `table` and this need to look at it: {refused}") from None
     stream = "with" if described.get("StreamSpecification", {}).get("StreamEnabled") else "without"
     return f"{where.table!r} can hold locks; {stream} a stream, about {described.get('ItemCount', 0)} items"
 
 
 def _permissions(where: Settings) -> str:
     """Do with a lock that nobody else uses all that is done with locks."""
-    locks, key = where.locks(lease=30.0), f"dynamo-lock doctor {uuid.uuid4()}"
-    lease = locks.acquire(key, timeout=0)
+    locks = where.locks(lease=30.0)
+    lease = locks.acquire(_KEY, timeout=60.0)  # another doctor may be at it
+
+    def wait() -> None:
+        with suppress(LockTimeoutError):  # which is to stand in line, look, and leave
+            locks.acquire(_KEY, timeout=0.3, poll_interval=0.1)
+        if where.format == NATIVE:
+            locks.waiters(_KEY)
+
+    needs: dict[str, Callable[[], object]] = {
+        "to wait in line": wait,
+        "`list` and `watch`": lambda: next(locks.list(), None),
+    }
+    refusals = []
     try:
         locks.renew(lease)
-        with suppress(LockTimeoutError):  # which is to stand in line, look, and leave
-            locks.acquire(key, timeout=0.3, poll_interval=0.1)
-        if where.format == NATIVE:
-            locks.waiters(key)
-        next(locks.list(), None)
+        for need, look in needs.items():
+            try:
+                look()
+            except LockAccessError as refused:
+                refusals.append(f"only needed for {need}: {refused}")
     finally:
         locks.release(lease)
+    if where.format != NATIVE:  # whose records go by themselves
+        with suppress(LockAccessError, LockValueError):
+            locks.forget(_KEY)
+    if refusals:
+        raise _Warning("; ".join(["a lock can be acquired, renewed and released", *refusals]))
     return "a lock can be acquired, renewed, waited for, looked at, listed and released"
 
 
@@ -144,7 +165,7 @@ def _clock(where: Settings) -> str:
         answer = refused.response
     except BotoCoreError:
         raise _Warning("AWS cannot be reached to compare it with") from None
-    date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     if date is None:
         raise _Warning(
             "the endpoint does not tell its time, so that dead holders have to be watched for a whole lease"

@@ -64,6 +64,13 @@ def test_the_table_is_as_it_should_be(there: Shell, command: list[str]) -> None:
     assert checked.returncode == DONE, checked.stdout + checked.stderr
 
 
+def test_doctor_leaves_nothing_behind_that_can_be_deleted(there: Shell) -> None:
+    for _ in range(2):
+        assert there("doctor").returncode == DONE
+    left = json.loads(there("list", "--prefix", "dynamo-lock doctor", "--json").stdout)
+    assert len(left) == (1 if there.environment["DYNAMO_LOCK_FORMAT"] == "s3" else 0)
+
+
 def test_a_table_is_made_as_its_library_would(shell: Shell, key: str) -> None:
     table = "made-by-us"
     made = shell("table", "create", "--format", "amazon-lock-client", "--sort-key", "range", "--table", table)

@@ -13,6 +13,9 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from tests.cli.conftest import Shell, read_until, terminal
+from tests.engines import MotoServer
+from tests.security.policies import Guarded
+from tests.security.test_permissions import policy_of
 
 DONE, FAILED, USAGE, NOT_OURS = 0, 1, 2, 3
 
@@ -239,6 +242,32 @@ def test_doctor_finds_nothing_wrong(shell: Shell) -> None:
     assert result.returncode == DONE, result.stdout
     found = {each["what"]: each["verdict"] for each in json.loads(result.stdout)}
     assert {found["AWS"], found["table"], found["permissions"], found["clock"]} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("role", "warnings"), [("Holder", {"table", "permissions"}), ("Administrator", {"permissions"})]
+)
+def test_doctor_finds_nothing_wrong_with_who_may_do_what_his_role_needs(
+    shell: Shell, engine: MotoServer, monkeypatch: pytest.MonkeyPatch, role: str, warnings: set[str]
+) -> None:
+    sdk = engine.client()
+    guarded = Guarded(sdk, policy_of(role))
+    vars(guarded)["_request_signer"] = sdk._request_signer
+    monkeypatch.setattr("airflow_dynamo_lock.cli.options._by_sdk", lambda *_: guarded)
+    result = shell("doctor", "--json")
+    assert said(result, DONE) == ""
+    found = {
+        each["what"]: each for each in json.loads(result.stdout) if each["what"] not in ("clock", "Airflow")
+    }
+    assert {what for what, each in found.items() if each["verdict"] == "warning"} == warnings
+    assert {each["verdict"] for each in found.values()} <= {"ok", "warning"}
+    assert "only needed for" in found["permissions"]["found"]
+
+
+def test_doctor_leaves_one_record_behind_at_most(shell: Shell, locks: LockClient) -> None:
+    for _ in range(2):
+        assert said(shell("doctor"), DONE) == ""
+    assert [each.key for each in locks.list("dynamo-lock doctor")] == ["dynamo-lock doctor"]
 
 
 def test_table_create_makes_one_that_check_finds_good(shell: Shell, key: str) -> None:
