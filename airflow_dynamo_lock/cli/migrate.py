@@ -9,7 +9,6 @@ is kept.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -76,9 +75,6 @@ def migrate(
     """
     if where.format != NATIVE:
         raise LockValueError("Locks are moved to a table of the format 'native': leave --format out.")
-    log = logging.getLogger("airflow_dynamo_lock")
-    if log.getEffectiveLevel() > logging.WARNING:
-        log.setLevel(logging.WARNING)
     there = replace(
         where, table=from_table, format=from_format, partition_key=from_partition_key, sort_key=from_sort_key
     )
