@@ -26,7 +26,8 @@ def commands() -> list[Any]:
                     ("arguments",),
                     nargs=argparse.REMAINDER,
                     metavar="COMMAND …",
-                    help="acquire, break, capacity, doctor, get, list, release, renew, run, table, waiters, watch",
+                    help="acquire, break, capacity, doctor, get, list, migrate, release, renew, run, table, waiters, "
+                    "watch",
                 ),
             ),
         )

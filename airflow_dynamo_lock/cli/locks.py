@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -13,7 +13,13 @@ import click
 
 from airflow_dynamo_lock.cli import show
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
-from airflow_dynamo_lock.protocol.errors import LockError, LockNotHeldError, LockValueError
+from airflow_dynamo_lock.protocol.errors import (
+    LockError,
+    LockNotHeldError,
+    LockUnavailableError,
+    LockValueError,
+)
+from airflow_dynamo_lock.protocol.limits import seconds
 from airflow_dynamo_lock.protocol.model import Abandoned, Lease, LockRecord, Lost, Standing
 
 _CLAIM = ("slots", "capacity", "mode", "fair", "priority", "owner")
@@ -159,29 +165,43 @@ def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) 
     from rich.console import Console
     from rich.live import Live
 
-    locks, console = where.locks(), Console(highlight=False)
+    locks, console, pause = where.locks(), Console(highlight=False), seconds("--interval", interval)
 
     def records() -> list[LockRecord]:
         if not keys:
             return _listed(locks, prefix, held=True)
         return [locks.get(key) or LockRecord(key, 1, 1, {}, token=0) for key in keys]
 
+    def looks() -> Iterator[tuple[list[LockRecord], str | None]]:
+        """What there is, again and again, and what it could not be looked at again for. The first look has to work."""
+        found, outage = records(), None
+        while True:
+            yield found, outage
+            time.sleep(pause)
+            try:
+                found, outage = records(), None
+            except LockUnavailableError as unavailable:
+                outage = str(unavailable)
+
     if where.as_json or not console.is_terminal:
-        before = None
-        while True:  # a line for each change
-            now = [show.lock_values(each) for each in records()]
+        before, told = None, False
+        for found, outage in looks():  # a line for each change but heartbeats
+            if outage and not told:
+                click.echo(f"dynamo-lock: {outage}", err=True)
+            told = outage is not None
+            now = [show.lock_values(each) for each in found]
             seen = [
-                (each["key"], each["token"], [(h["lease_id"], h["ending"]) for h in each["holders"]])
+                {**each, "holders": [{**holder, "renewed_at": None} for holder in each["holders"]]}
                 for each in now
             ]
             if seen != before:
                 click.echo(json.dumps(now, default=str))
                 before = seen
-            time.sleep(interval)
     with Live(console=console, auto_refresh=False, screen=True) as live:
-        while True:
-            live.update(show.table(show.LOCK_COLUMNS, show.lock_rows(records())), refresh=True)
-            time.sleep(interval)
+        for found, outage in looks():
+            shown = show.table(console, show.LOCK_COLUMNS, show.lock_rows(found))
+            shown.caption = outage
+            live.update(shown, refresh=True)
 
 
 @click.command()
@@ -264,7 +284,7 @@ def _object(name: str, text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise LockValueError(f"--{name} must be a JSON object, such as '{{\"ticket\": 4711}}'.")

@@ -17,6 +17,7 @@ import click
 from airflow_dynamo_lock.defaults import DEFAULT_TABLE
 from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError, LockValueError
 from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE, service_of
+from airflow_dynamo_lock.protocol.limits import LONGEST
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.client.sync import LockClient
@@ -50,6 +51,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         factor = 1 if not unit else _UNITS.get(unit) or _UNITS.get(unit.removesuffix("s"))
         if not number or factor is None:
             self.fail(f"{value!r} is no time: write '90', '300s', '15m', '3 minutes', '2 hours' or '1 day'.")
+        if float(number) * factor > LONGEST:
+            self.fail(f"{value!r} is too long.")
         return float(number) * factor
 
 

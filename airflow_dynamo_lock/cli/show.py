@@ -12,12 +12,18 @@ from airflow_dynamo_lock.protocol.limits import SHARED
 from airflow_dynamo_lock.protocol.model import readable
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from airflow_dynamo_lock.protocol.model import Holder, LockRecord, Waiter
 
 LOCK_COLUMNS = ("lock", "state", "held by", "lease id", "since", "last heartbeat", "token")
 WAITER_COLUMNS = ("place", "who", "since", "gives up", "wants", "priority", "lease id")
+# What may be written on several lines, of no less than so many characters; and what a narrow terminal does not show,
+# the first to go first.
+_LONG = ("lock", "held by", "who")
+_LEAST = 12
+_SPARED = ("token", "priority", "last heartbeat", "gives up", "since", "wants", "state")
 
 
 def as_json(value: Any) -> None:
@@ -26,16 +32,29 @@ def as_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Rows for people. Lease ids are never cut: they are there to be copied."""
+def table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Rows for people. Lease ids are never cut: they are there to be copied. Rather, what can be spared is left out."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
+    rows = [columns, *rows]
+    for column in (None, *_SPARED):
+        if column in columns:
+            at = columns.index(column)
+            rows = [(*row[:at], *row[at + 1 :]) for row in rows]
+            columns = rows[0]
+        longest = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        least = [
+            min(width, _LEAST) if column in _LONG else width
+            for column, width in zip(columns, longest, strict=True)
+        ]
+        if sum(least) + 3 * len(columns) <= console.width:
+            break
     made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in columns:
-        made.add_column(column, no_wrap=column in ("lease id", "place", "since"), overflow="fold")
-    for row in rows:
+    for column, width in zip(columns, least, strict=True):
+        made.add_column(column, no_wrap=column not in _LONG, overflow="fold", min_width=width)
+    for row in rows[1:]:
         made.add_row(*(Text(cell) for cell in row))
     return made
 
@@ -47,7 +66,7 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 500
-    console.print(table(columns, rows))
+    console.print(table(console, columns, rows))
 
 
 def lock_rows(records: Iterable[LockRecord]) -> list[tuple[str, ...]]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock.cli import show
 from tests.cli.conftest import Shell, read_until, terminal
 from tests.engines import MotoServer
 from tests.security.policies import Guarded
@@ -202,6 +207,42 @@ def test_what_the_locale_cannot_write_is_written_in_ascii(shell: Shell) -> None:
     assert "schl\\xfcssel\\u2192" in result.stdout
 
 
+@pytest.mark.parametrize("columns", [40, 80, 140, 200])
+def test_a_narrow_terminal_shows_less_and_not_in_snippets(columns: int) -> None:
+    console = Console(width=columns, file=io.StringIO(), force_terminal=True, color_system=None)
+    lease_id = str(uuid.uuid4())
+    lock = ("warehouse/orders", "held", "prod/etl/load", lease_id, "03:12:11", "4 s ago", "1767225600123")
+    console.print(show.table(console, show.LOCK_COLUMNS, [lock]))
+    waiter = ("1", "host-12.example:4711", "03:12:11", "never", "1 of 3", "0", lease_id)
+    console.print(show.table(console, show.WAITER_COLUMNS, [waiter]))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    if columns >= 80:
+        assert shown.count(lease_id) == 2
+        assert all(part in shown for part in ("warehouse/or", "held", "prod/etl/", "host-12.exam"))
+    assert (lock[-1] in shown) == (columns >= 140)
+
+
+def test_watch_goes_on_after_an_outage_and_tells_every_change(shell: Shell, key: str) -> None:
+    with MotoServer() as engine:
+        locks = LockClient(engine.client(), table="airflow_locks")
+        locks.create_table()
+        watching = shell.start("watch", key, "--interval", "0.1s", "--endpoint-url", engine.endpoint_url)
+        assert watching.stdout
+        assert watching.stderr
+        assert json.loads(watching.stdout.readline())[0]["capacity"] == 1
+        locks.set_capacity(key, 3)
+        assert json.loads(watching.stdout.readline())[0]["capacity"] == 3
+        engine.process.kill()
+        assert "cannot be reached" in watching.stderr.readline()
+        engine.restart()
+        locks.create_table()
+        assert json.loads(watching.stdout.readline())[0]["capacity"] == 1
+    watching.send_signal(signal.SIGINT)
+    _, complaints = watching.communicate(timeout=20)
+    assert watching.returncode == 130
+    assert "Traceback" not in complaints
+
+
 # -- for people at night ----------------------------------------------------------------------------------------------
 
 
@@ -285,6 +326,10 @@ def test_table_create_makes_one_that_check_finds_good(shell: Shell, key: str) ->
     ("arguments", "sentence"),
     [
         (["acquire", "k", "--lease-duration", "3 wibbles"], "'3 wibbles' is no time"),
+        (["watch", "--interval", "1000000000000 days"], "is too long"),
+        (["watch", "--interval", "0"], "must be a finite time, more than zero"),
+        (["run", "k", "--kill-after", "1000000000000 days", "--", "true"], "is too long"),
+        (["acquire", "k", "--data", '{"a":' * 3000 + "1" + "}" * 3000], "must be a JSON object"),
         (["acquire", "k", "--slots", "3", "--capacity", "2"], "3 slots can never be free"),
         (["acquire", "k", "--mode", "shared", "--capacity", "2"], "shared mode"),
         (["acquire", "k", "--data", "[1]"], "must be a JSON object"),
