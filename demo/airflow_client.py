@@ -14,6 +14,7 @@ import httpx
 
 FINISHED = ("success", "failed")
 POLL = 0.5  # seconds between two looks while waiting
+AUDITS = 6  # tries, where Airflow on SQLite has waited for itself
 
 
 class AirflowError(Exception):
@@ -269,7 +270,11 @@ class AirflowClient:
     ) -> httpx.Response:
         headers = {**self._authorization, **(headers or {})}
         try:
-            return _checked(self._http.request(method, f"/api/v2{path}", headers=headers, **kwargs))
+            for _ in range(AUDITS):
+                answer = self._http.request(method, f"/api/v2{path}", headers=headers, **kwargs)
+                if not _is_unaudited(answer):
+                    break
+            return _checked(answer)
         except httpx.TransportError as error:
             raise AirflowError(f"{method} {self.url}/api/v2{path}: {error!r}") from error
 
@@ -282,6 +287,15 @@ class AirflowClient:
             entries += page[key]
             if not page[key] or len(entries) >= page["total_entries"]:
                 return entries
+
+
+def _is_unaudited(answer: httpx.Response) -> bool:
+    """Whether Airflow could not write in its audit log that somebody asks for something, and so has done nothing.
+
+    It does that in the event loop of its API server. Where a worker's request to the same server has just written, and
+    waits for that loop to commit, SQLite makes the one wait for the other, until it gives up after five seconds.
+    """
+    return answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR and "INSERT INTO log " in answer.text
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:

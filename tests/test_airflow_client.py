@@ -1,0 +1,44 @@
+"""The REST client of the demo and of the tests, where Airflow's answer is none."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from demo.airflow_client import AUDITS, AirflowClient, AirflowError
+
+UNAUDITED = {
+    "detail": {"reason": "Database error", "statement": "INSERT INTO log (dttm, dag_id) VALUES (?, ?)"}
+}
+BROKEN = {"detail": {"reason": "Database error", "statement": "INSERT INTO dag_run (dag_id) VALUES (?)"}}
+
+
+def asked(answers: list[httpx.Response]) -> tuple[AirflowClient, list[str]]:
+    """A client that gets these answers, the last one again and again; and what it asks for."""
+    client, seen = AirflowClient("http://127.0.0.1:1", "admin", "secret"), list[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/auth/token":
+            return httpx.Response(201, json={"access_token": "token"})
+        seen.append(request.method)
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    client.__dict__["_http"] = httpx.Client(base_url=client.url, transport=httpx.MockTransport(answer))
+    return client, seen
+
+
+def test_what_airflow_could_not_write_down_it_has_not_done_and_is_asked_again() -> None:
+    done = httpx.Response(200, json={"dag_run_id": "run"})
+    client, seen = asked([httpx.Response(500, json=UNAUDITED), httpx.Response(500, json=UNAUDITED), done])
+
+    assert client.trigger("dag") == "run"
+    assert seen == ["POST"] * 3
+
+
+@pytest.mark.parametrize(("answer", "times"), [(UNAUDITED, AUDITS), (BROKEN, 1)])
+def test_any_other_error_is_one_and_so_is_one_without_end(answer: object, times: int) -> None:
+    client, seen = asked([httpx.Response(500, json=answer)])
+
+    with pytest.raises(AirflowError, match=r"500 .*Database error"):
+        client.trigger("dag")
+    assert len(seen) == times
