@@ -21,7 +21,7 @@ from airflow_dynamo_lock.protocol.attributes import encode
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Stamp, T
 from airflow_dynamo_lock.protocol.limits import checked_key
 from airflow_dynamo_lock.protocol.model import Change, Claim, Holder, LockRecord, Waiter
-from airflow_dynamo_lock.protocol.places import front_of, in_class, mark_after, next_number, number_of
+from airflow_dynamo_lock.protocol.places import front_of, mark_after, mark_at, next_number, number_of
 from airflow_dynamo_lock.protocol.reading import TableReads
 from airflow_dynamo_lock.protocol.records import ATTRIBUTES, WAITER_ENTRY, lock_record, waiter_record
 
@@ -478,17 +478,16 @@ class NativeFormat(TableReads):
         return self._mark_left(key, place, "SET #first = :after", "")
 
     def _mark_left(self, key: str, place: str, update: str, condition: str) -> Request:
-        number = number_of(place)
         return self._write(
             key,
             update,
             # Who has come to stand before it has lowered the mark.
             f"#first >= :front AND #first <= :place{condition}",
             {
-                ":front": f"{in_class(place)}/{number:015d}",
+                ":front": mark_at(place),
                 ":place": place,
                 ":after": mark_after(place),
-                ":number": number,
+                ":number": number_of(place),
             },
         )
 

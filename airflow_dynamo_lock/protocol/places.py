@@ -11,7 +11,7 @@ from airflow_dynamo_lock.protocol.model import LockRecord
 # where the numbers begin anew because the record was forgotten.
 def place_of(priority: int, number: int, unique: str) -> str:
     """A place in line."""
-    return f"{_urgency(priority)}/{number:015d}/{unique}"
+    return f"{front_of(priority, number)}/{unique}"
 
 
 def next_number(seen: LockRecord | None, stamp: Stamp) -> int:
@@ -22,12 +22,17 @@ def next_number(seen: LockRecord | None, stamp: Stamp) -> int:
 
 def front_of(priority: int, number: int) -> str:
     """The mark that says that nobody stands before who drew that number."""
-    return f"{_urgency(priority)}/{number:015d}"
+    return _mark(f"{MOST_URGENT - priority:04d}", number)
+
+
+def mark_at(place: str) -> str:
+    """The mark that says that nobody stands before that place."""
+    return _mark(in_class(place), number_of(place))
 
 
 def mark_after(place: str) -> str:
     """The mark that says that nobody stands before that place, or in it."""
-    return f"{in_class(place)}/{number_of(place) + 1:015d}"
+    return _mark(in_class(place), number_of(place) + 1)
 
 
 def in_class(place: str) -> str:
@@ -41,5 +46,5 @@ def number_of(place: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _urgency(priority: int) -> str:
-    return f"{MOST_URGENT - priority:04d}"
+def _mark(urgency: str, number: int) -> str:
+    return f"{urgency}/{number:015d}"
