@@ -412,7 +412,11 @@ class Line:
             at, entries = self._read.get(key, (-math.inf, None))
             if now - at >= _RECENT:
                 self._read[key] = now, None  # so that the others wait for this answer
-                entries = yield from self._read_all(key, seconds)
+                try:
+                    entries = yield from self._read_all(key, seconds)
+                except BaseException:
+                    self._read.pop(key, None)  # not longer than there is one
+                    raise
                 self._read[key] = now, entries
             if entries is not None:
                 return entries

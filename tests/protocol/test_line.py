@@ -6,7 +6,7 @@ from asyncio import CancelledError
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Operation, Request, Stamp, T, WaitForRoom
+from airflow_dynamo_lock.protocol.effects import Operation, Request, Sleep, Stamp, T, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockTimeoutError
 from airflow_dynamo_lock.protocol.line import standings
 from airflow_dynamo_lock.protocol.model import Busy, Granted, Waiter
@@ -429,6 +429,31 @@ def test_a_waiter_that_goes_on_in_another_process_keeps_its_place(world: World, 
     holder.release()
     assert woken(two) is None
     assert woken(one) is not None
+
+
+def test_who_leaves_the_look_at_the_line_to_another_looks_himself_if_that_fails(world: World) -> None:
+    holder, triggerer = Host(world, "holder"), Host(world, "triggerer")
+    holder.take(lease_ms=3_600_000)
+
+    def begun(lease_id: str) -> Paused[Granted]:
+        claim = triggerer.claim(lease_id)
+        return triggerer.start(
+            triggerer.operations.acquire(claim, now=world.now, timeout=None, poll_interval=1.0, undo=False)
+        )
+
+    one, two = begun("ti-1"), begun("ti-2")
+    while not (isinstance(one.effect, Request) and one.effect.action == "Query"):
+        one.step()
+    while not isinstance(two.effect, Sleep):
+        two.step()
+    with pytest.raises(CancelledError):
+        one.interrupt(CancelledError())
+    since = world.now
+
+    until_waiting(two)
+
+    assert world.now - since < 1.0
+    assert owners(world) == ["triggerer"]
 
 
 def test_who_resigns_for_a_waiter_frees_its_place_at_once(world: World) -> None:
