@@ -27,7 +27,7 @@ _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"
 
 async def until_deferred(ti: Any) -> None:
     """Wait while the task instance is not deferred."""
-    while await _answered([_Question(ti, ti.task_id, _is_not_deferred)]):  # noqa: ASYNC110 - there is no event for it
+    while await _matches(_Question(ti, ti.task_id, _is_not_deferred)):  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(EVERY)
 
 
@@ -53,10 +53,35 @@ class _Question:
     task_id: str
     matches: Callable[[str | None], bool]
     answered: asyncio.Event = field(default_factory=asyncio.Event)
+    answer: bool = field(default=False, init=False)
 
 
+# What is to be asked now, and once; and what is asked again and again until Airflow says yes.
+_new: list[_Question] = []
+_asking_new: asyncio.Task[None] | None = None
 _waiting: set[_Question] = set()
 _asking: asyncio.Task[None] | None = None
+
+
+async def _matches(question: _Question) -> bool:
+    """Ask now. Airflow answers a triggerer one question at a time, and hundreds may start at the same moment: those who
+    come while it answers ask the next one together."""
+    global _asking_new
+    _new.append(question)
+    if _asking_new is None or _asking_new.done():
+        _asking_new = asyncio.create_task(_ask_new(), name="dynamo-lock new deferrals")
+    await question.answered.wait()
+    return question.answer
+
+
+async def _ask_new() -> None:
+    while _new:
+        together = _new.copy()
+        _new.clear()
+        for question in await _answered(together):
+            question.answer = True
+        for question in together:
+            question.answered.set()
 
 
 async def _until(question: _Question) -> None:
