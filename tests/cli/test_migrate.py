@@ -180,6 +180,8 @@ def test_what_is_wrong_is_said(shell: Shell, theirs: Side, key: str) -> None:
     late = shell(*arguments(theirs), "--wait-time", "0s", key)
     assert late.returncode == 3
     assert f"Not moved within 0 s: '{key}'" in late.stderr
+    theirs.place.sdk.delete_item(TableName=theirs.place.table, Key=items.key_of("awsflock", key))
+    shell(*arguments(theirs), "--undo", key)
 
 
 @pytest.mark.parametrize("theirs", ["awsflock"], indirect=True)
