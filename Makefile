@@ -31,14 +31,9 @@ setup: .venv/.dev
 demo: .venv/.demo
 	@.venv/bin/python -m demo $(if $(KEEP),--keep)
 
-# What starts whole deployments comes one after the other, with simulated histories beside it; the rest two at a time.
-ALONE = tests/airflow tests/chaos tests/histories tests/test_demo.py tests/test_example_dags.py
-
+# Two at a time, as tests/conftest.py says.
 test: .venv/.dev
-	@failed=0; \
-	.venv/bin/pytest $(ALONE) || failed=1; \
-	.venv/bin/pytest --numprocesses 2 --dist loadfile $(ALONE:%=--ignore=%) || failed=1; \
-	exit $$failed
+	@.venv/bin/pytest --numprocesses 2
 
 MINUTES ?= 10
 soak: .venv/.dev

@@ -1,4 +1,5 @@
-"""What all tests share: they never reach AWS, nor an Airflow of this machine; and histories play beside them."""
+"""What all tests share: they never reach AWS, nor an Airflow of this machine; what runs at the same time; and histories
+that play beside them."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.remote import Producer  # type: ignore[import-untyped]
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 # Before anything is imported that reads them, and for child processes too. Engines take any credentials.
 for _name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -31,6 +34,21 @@ _home = tempfile.TemporaryDirectory(prefix="airflow-")  # removed at exit
 os.environ.update(AIRFLOW_HOME=_home.name, AIRFLOW__CORE__LOAD_EXAMPLES="False")
 
 
+class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+    """Two files at a time; but of those that start whole deployments, and much else, only one."""
+
+    ALONE = ("tests/airflow/", "tests/chaos/", "tests/histories/", "tests/test_demo.py")
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "alone" if nodeid.startswith(self.ALONE) else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    # As they are collected: so those that are alone begin, and take as long as all others together.
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
 class Playing:
     """The simulated histories, in processes of their own and with what nobody else wants of the machine's time."""
 
@@ -38,7 +56,7 @@ class Playing:
         self._report = folder / "histories.json"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.histories", "--histories", "25000", "--first", "1"),
+                *(sys.executable, "-m", "tests.histories", "--histories", "10000", "--first", "1"),
                 *("--report", str(self._report), "--idle"),
             ],
             start_new_session=True,
@@ -56,11 +74,11 @@ class Playing:
         self._process.wait()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def playing_histories(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Playing | None]:
-    """Begun with the first test, if one of them asks for it: most of what the tests with a real Airflow do is wait."""
+    """Begun with the tests in a real Airflow, most of what these do is wait; if any test asks for them."""
     if not any(
         getattr(item, "originalname", None) == "test_the_invariants_hold_in_all_histories"
         for item in request.session.items

@@ -10,10 +10,17 @@ import pytest
 from tests.airflow.room import Room, opened
 
 
+@pytest.fixture(scope="package", autouse=True)
+def beside(playing_histories: object) -> None:
+    """Simulated histories are played meanwhile."""
+
+
 @pytest.fixture(scope="package")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     """The deployment that all these tests share; each uses a key of its own."""
-    with opened(tmp_path_factory.mktemp("room"), "north") as room:
+    # Else it looks at 20 runs in each round, and one of hundreds comes to its turn in each tenth round only.
+    env = {"AIRFLOW__SCHEDULER__MAX_DAGRUNS_PER_LOOP_TO_SCHEDULE": "200"}
+    with opened(tmp_path_factory.mktemp("room"), "north", env=env) as room:
         yield room
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
@@ -26,6 +27,13 @@ def events(room: Room, key: str) -> Iterator[tuple[datetime, str]]:
                 yield datetime.fromisoformat(message["timestamp"]), what
 
 
+def in_line(room: Room, key: str) -> int:
+    """How many tasks have been told where in line they stand, as their own logs tell."""
+    told = re.compile(rf"{re.escape(repr(key))}: \d+(st|nd|rd|th) of \d+")
+    logs = (room.airflow.home / "logs" / "dag_id=many").rglob("task_id=lock.acquire/*.log")
+    return sum(1 for log in logs if told.search(log.read_text()))
+
+
 def test_two_hundred_waiting_runs_neither_block_the_triggerer_nor_slow_the_hand_over(
     room: Room, key: str
 ) -> None:
@@ -39,6 +47,7 @@ def test_two_hundred_waiting_runs_neither_block_the_triggerer_nor_slow_the_hand_
         return states.count("deferred") >= WAITERS or None
 
     until(waiting, f"{WAITERS} runs wait", 240)
+    until(lambda: in_line(room, key) >= WAITERS or None, f"{WAITERS} stand in line", 240)
     room.locks.release(lease)
     until(lambda: len(room.stays(key)) >= TURNS or None, f"{TURNS} runs had their turn", 180)
     blocked = room.blocked(since)
