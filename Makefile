@@ -31,9 +31,9 @@ setup: .venv/.dev
 demo: .venv/.demo
 	@.venv/bin/python -m demo $(if $(KEEP),--keep)
 
-# Two at a time, as tests/conftest.py says.
+# Three at a time, as tests/conftest.py says.
 test: .venv/.dev
-	@.venv/bin/pytest --numprocesses 2
+	@.venv/bin/pytest --numprocesses 3
 
 MINUTES ?= 10
 soak: .venv/.dev

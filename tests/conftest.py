@@ -17,6 +17,8 @@ import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
+from tests.engines import DynamoDBLocal, Engine, MotoServer
+
 # Before anything is imported that reads them, and for child processes too. Engines take any credentials.
 for _name in [name for name in os.environ if name.startswith("AWS_")]:
     del os.environ[_name]
@@ -34,8 +36,22 @@ _home = tempfile.TemporaryDirectory(prefix="airflow-")  # removed at exit
 os.environ.update(AIRFLOW_HOME=_home.name, AIRFLOW__CORE__LOAD_EXAMPLES="False")
 
 
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Engine]:
+    """A served moto that tests share: they keep to tables, or keys, of their own."""
+    with MotoServer() as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def dynamodb_local() -> Iterator[Engine]:
+    """The same of DynamoDB Local, which takes seconds to start."""
+    with DynamoDBLocal() as served:
+        yield served
+
+
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """Two files at a time; but of those that start whole deployments, and much else, only one."""
+    """Several files at a time; but of those that start whole deployments, and much else, only one."""
 
     ALONE = ("tests/airflow/", "tests/chaos/", "tests/histories/", "tests/test_demo.py")
 
@@ -56,7 +72,7 @@ class Playing:
         self._report = folder / "histories.json"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.histories", "--histories", "10000", "--first", "1"),
+                *(sys.executable, "-m", "tests.histories", "--histories", "6000", "--first", "1"),
                 *("--report", str(self._report), "--idle"),
             ],
             start_new_session=True,

@@ -113,11 +113,11 @@ def terminal(shell: Shell, script: str) -> Iterator[int]:
 
 def read_until(said: str, there: int) -> str:
     """All that a terminal shows before that, and that."""
-    found = ""
-    while said not in found:
+    found = b""
+    while said.encode() not in found:
         assert select.select([there], [], [], 20.0)[0], found
-        found += os.read(there, 1000).decode()
-    return found
+        found += os.read(there, 1)  # what comes after it is for who reads next
+    return found.decode()
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,12 @@ MakeClient = Callable[..., LockClient]
 
 
 @pytest.fixture(scope="session", params=ENGINES, ids=lambda engine: engine.name)
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest) -> Engine:
     """A served DynamoDB with a lock table. One that cannot start fails the tests."""
-    with request.param() as served:
-        with lock_client("sync", served.endpoint_url) as client:
-            client.create_table()
-        yield served
+    served: Engine = request.getfixturevalue(request.param.name.replace("-", "_"))
+    with lock_client("sync", served.endpoint_url) as client:
+        client.create_table()
+    return served
 
 
 @pytest.fixture(autouse=True)

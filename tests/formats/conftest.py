@@ -13,7 +13,7 @@ import pytest
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE, service_of
 from tests.client.clients import REGION, lock_client
-from tests.engines import DynamoDBLocal, Engine, MotoServer
+from tests.engines import Engine, MotoServer
 
 FOREIGN = tuple(name for name in FORMATS if name != NATIVE)
 #: What their libraries name it, where they do.
@@ -49,18 +49,6 @@ class Place:
     def sends_dates(self) -> bool:
         """Whether the engine tells its time, as AWS does."""
         return isinstance(self.engine, MotoServer)
-
-
-@pytest.fixture(scope="session")
-def moto() -> Iterator[Engine]:
-    with MotoServer() as served:
-        yield served
-
-
-@pytest.fixture(scope="session")
-def dynamodb_local() -> Iterator[Engine]:
-    with DynamoDBLocal() as served:
-        yield served
 
 
 def places(*formats: str, engine: str | None = None) -> pytest.MarkDecorator:
