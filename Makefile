@@ -31,9 +31,9 @@ setup: .venv/.dev
 demo: .venv/.demo
 	@.venv/bin/python -m demo $(if $(KEEP),--keep)
 
-# Three at a time, as tests/conftest.py says.
+# Two at a time, as tests/conftest.py says.
 test: .venv/.dev
-	@.venv/bin/pytest --numprocesses 3
+	@.venv/bin/pytest --numprocesses 2
 
 MINUTES ?= 10
 soak: .venv/.dev

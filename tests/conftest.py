@@ -51,7 +51,7 @@ def dynamodb_local() -> Iterator[Engine]:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """Several files at a time; but of those that start whole deployments, and much else, only one."""
+    """Two files at a time; but of those that start whole deployments, and much else, only one."""
 
     ALONE = ("tests/airflow/", "tests/chaos/", "tests/histories/", "tests/test_demo.py")
 
@@ -72,7 +72,7 @@ class Playing:
         self._report = folder / "histories.json"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.histories", "--histories", "6000", "--first", "1"),
+                *(sys.executable, "-m", "tests.histories", "--histories", "10000", "--first", "1"),
                 *("--report", str(self._report), "--idle"),
             ],
             start_new_session=True,
