@@ -51,7 +51,7 @@ def dynamodb_local() -> Iterator[Engine]:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """Two files at a time; but of those that start whole deployments, and much else, only one."""
+    """File by file, as ``--dist loadfile`` has it; but one worker has all that start whole deployments, and much else."""
 
     ALONE = ("tests/airflow/", "tests/chaos/", "tests/histories/", "tests/test_demo.py")
 
@@ -60,7 +60,7 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    # As they are collected: so those that are alone begin, and take as long as all others together.
+    # As they are collected: so those of one worker are begun at once, which take the longest.
     config.option.loadscopereorder = False
     return Scheduling(config, log)
 

@@ -80,8 +80,10 @@ def test_the_holder_is_told_once_and_not_after_its_deadline(
 ) -> None:
     """Whatever is wrong with the network. Three leases at once, each with a trouble of its own."""
     dead, down, busy = f"{key}/answers nothing", f"{key}/is down", f"{key}/is throttled"
-    leases = {name: flaky.acquire(name) for name in (dead, down, busy)}
-    acquired = time.monotonic()
+    leases, acquired = dict[str, Lease](), dict[str, float]()
+    for name in (dead, down, busy):
+        acquired[name] = time.monotonic()
+        leases[name] = flaky.acquire(name)
     losses = {name: Losses() for name in leases}
     with ExitStack() as stack:
         troubles = [
@@ -94,7 +96,7 @@ def test_the_holder_is_told_once_and_not_after_its_deadline(
 
         for name, lease in leases.items():
             at, told, error = losses[name].one()
-            assert at - acquired == pytest.approx(DEADLINE, abs=SLACK)
+            assert at - acquired[name] == pytest.approx(DEADLINE, abs=SLACK)
             assert told == lease
             assert "no heartbeat has succeeded in time" in str(error)
             assert lease.remaining() == 0
