@@ -51,7 +51,7 @@ def dynamodb_local() -> Iterator[Engine]:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """File by file, as ``--dist loadfile`` has it; but one worker has all that start whole deployments, and much else."""
+    """File by file, as with ``--dist loadfile``; but one worker has all that start whole deployments, and much else."""
 
     ALONE = ("tests/airflow/", "tests/chaos/", "tests/histories/", "tests/test_demo.py")
 
