@@ -32,10 +32,10 @@ demo: .venv/.demo
 	@.venv/bin/python -m demo $(if $(KEEP),--keep)
 
 # Those that start whole deployments, or whole casts of processes, come one after the other (tests/conftest.py), and
-# beside them only such as no clock is looked at in. Then the rest, two files at a time.
+# beside them only such as do not mind when all stands still for a second. Then the rest, two files at a time.
 ALONE  = tests/airflow tests/chaos tests/histories tests/test_demo.py
-BESIDE = tests/protocol tests/fuzz tests/security tests/formats/test_records.py tests/test_documentation.py \
-         tests/test_example_dags.py tests/test_packaging.py
+BESIDE = tests/protocol tests/fuzz tests/security tests/cli tests/formats/test_records.py \
+         tests/test_documentation.py tests/test_example_dags.py tests/test_packaging.py
 
 test: .venv/.dev
 	@failed=0; \
