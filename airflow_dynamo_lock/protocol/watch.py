@@ -92,6 +92,9 @@ class Watch:
         """Take a place at the end of the key's queue. True if the poller, should it be asleep, sleeps too long."""
         if isinstance(place, Ticket):
             self.tickets.setdefault(place.wants.key, []).append(place)
+            if place.wants.on_place and place.wants.place:
+                # He may have come to stand after his number was seen, so that nothing changes any more that would tell.
+                self._told.pop(place.wants.key, None)
             return self._look_again({place.wants.key}) or place.wants.poll_interval < self._pace
         self.sights.setdefault(place.key, []).append(place)
         return self._look_again({place.key}) or place.poll_interval < self._pace
