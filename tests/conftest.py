@@ -72,7 +72,7 @@ class Playing:
         self._report = folder / "histories.json"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.histories", "--histories", "10000", "--first", "1"),
+                *(sys.executable, "-m", "tests.histories", "--histories", "25000", "--first", "1"),
                 *("--report", str(self._report), "--idle"),
             ],
             start_new_session=True,

@@ -62,9 +62,9 @@ def test_a_lease_in_danger_is_told_once_and_may_recover_and_be_lost(
 
 
 def test_a_lease_that_is_kept_is_in_no_danger(make_client: MakeClient, key: str) -> None:
-    client, dangers = make_client(lease=2.1, heartbeat=0.1), Dangers()
+    client, dangers = make_client(lease=0.9, heartbeat=0.1), Dangers()
     with client.lock(key, on_danger=dangers, safe_time=0.3):
-        time.sleep(2.0)
+        time.sleep(1.2)
     with pytest.raises(Empty):
         dangers.calls.get_nowait()
 

@@ -60,16 +60,16 @@ def test_an_impatient_waiter_does_not_wait_for_the_poll_of_a_patient_one(
 ) -> None:
     for name in (key, f"{key}/other"):
         elsewhere.acquire(name)
-    patient, _ = _acquire(threads, client, f"{key}/other", poll_interval=600, timeout=6)
+    patient, _ = _acquire(threads, client, f"{key}/other", poll_interval=600, timeout=1)
     _wait_until(lambda: _queue(client, f"{key}/other") == 1)
     time.sleep(0.1)  # the poller has fallen asleep
-    impatient, _ = _acquire(threads, client, key, poll_interval=0.2, timeout=30)
+    impatient, _ = _acquire(threads, client, key, poll_interval=0.2, timeout=5)
     _wait_until(lambda: _queue(client, key) == 1)
     record = elsewhere.get(key)
     assert record
     elsewhere.break_lock(key, *record.holders)
 
-    assert impatient.result(5), "before the patient one gives up"
+    assert impatient.result(0.9)
     with pytest.raises(LockTimeoutError):
         patient.result(20)
 

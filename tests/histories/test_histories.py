@@ -22,7 +22,7 @@ def test_the_invariants_hold_in_all_histories(playing_histories: Playing) -> Non
     figures = playing_histories.result()
 
     assert figures["violations"] == {}
-    assert figures["histories"] >= 10_000
+    assert figures["histories"] >= 25_000
     assert figures["grants"] > 3 * figures["histories"]
     print(json.dumps(figures, indent=2))
 
