@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.effects import Reply, Request, Sleep, Stamp, WaitForRoom
+from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError
 from airflow_dynamo_lock.protocol.line import Line
+from airflow_dynamo_lock.protocol.model import LockRecord, Waiter
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.staleness import Observer
 from airflow_dynamo_lock.protocol.watch import Sight, Ticket, Watch
@@ -374,3 +375,23 @@ def test_the_first_in_line_need_not_wait_for_a_poll_when_the_lease_ended_here() 
     poll.watch.ended("k", "a")
 
     assert poll.told == ["first"]
+
+
+def test_who_comes_to_stand_after_the_others_were_told_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """His number has been drawn, and seen, before: nothing in the record changes any more that would tell."""
+    watch, looks = a_watch(lambda: 0.0), list[str]()
+
+    def everybody(_: Line, key: str) -> Operation[list[Waiter]]:
+        looks.append(key)
+        yield from ()
+        return []
+
+    monkeypatch.setattr(Line, "everybody", everybody)
+    record = LockRecord("k", 1, 0, {}, token=1)
+    for place in ("0999/1/a", "0999/2/b"):
+        wants = WaitForRoom("k", 1, True, 1.0, None, place=place, on_place=lambda standing: None)
+        watch.add(Ticket(wants, lambda failure: None))
+        for _ in range(2):
+            list(watch._tell_places("k", record))
+
+    assert looks == ["k", "k"], "once for each who came"
