@@ -198,7 +198,7 @@ class LockClient:
         :param timeout: seconds to wait at most; 0 tries once, None waits without end.
         :param poll_interval: seconds between looks at the table; all waiters of this client share them.
         :param on_busy: called with the record each time that a try found the lock taken.
-        :param on_place: called with this waiter's place in line when it may have changed. From another thread, which
+        :param on_place: called with this waiter's place in line when it has changed. From another thread, which
             it must not hold up; what it raises is logged.
         :raises LockTimeoutError: it was not free in time; the message names the holders.
         """

@@ -490,6 +490,19 @@ def standings(waiters: list[Waiter]) -> dict[str, Standing]:
     }
 
 
+def news(tell: Callable[[Standing], None]) -> Callable[[Standing], None]:
+    """Tells where somebody stands if that is not what he was told last."""
+    last: Standing | None = None
+
+    def tell_if_new(standing: Standing) -> None:
+        nonlocal last
+        if standing != last:
+            last = standing
+            tell(standing)
+
+    return tell_if_new
+
+
 def _fits_behind(claim: Claim, ahead: list[Waiter], record: LockRecord | None) -> bool:
     """Whether a lock that nobody holds would have room for all of them, and for the claim."""
     return all(alike(each.capacity, claim.capacity) for each in ahead) and (

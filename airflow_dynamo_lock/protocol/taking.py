@@ -21,7 +21,7 @@ from airflow_dynamo_lock.protocol.errors import (
     LockValueError,
 )
 from airflow_dynamo_lock.protocol.holding import CONFLICT_PAUSE, ROUNDS, Holding, log
-from airflow_dynamo_lock.protocol.line import View
+from airflow_dynamo_lock.protocol.line import View, news
 from airflow_dynamo_lock.protocol.model import (
     Busy,
     Claim,
@@ -366,7 +366,7 @@ class Taking(Holding):
         :param now: the present monotonic time.
         :param timeout: seconds to wait at most; 0 tries once, None waits without end.
         :param on_busy: told each time that a try found the lock taken.
-        :param on_place: told where it stands in line, each time that this may have changed.
+        :param on_place: told where it stands in line, each time that this has changed.
         :raises LockTimeoutError: it was not free in time; the message names the holders.
         :raises LockUnavailableError: DynamoDB could not be reached, up to the last moment.
         """
@@ -374,6 +374,7 @@ class Taking(Holding):
         claim = claims[0]  # the one that was last found busy
         mine: dict[str, Waiter] = {}
         standing = False
+        tell_place = news(on_place) if on_place else None
         asker = Asker(self.crowd)
         try:
             while True:
@@ -432,7 +433,7 @@ class Taking(Holding):
                     poll_interval=poll_interval,
                     seconds=None if deadline is None else max(0.0, deadline - now),
                     place=mine[claim.key].place if claim.key in mine else None,
-                    on_place=on_place,
+                    on_place=tell_place,
                 )
         except BaseException as failure:
             # Who is interrupted by a person has time to leave; who is cancelled, or has no network, may not.

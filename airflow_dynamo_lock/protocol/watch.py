@@ -75,10 +75,12 @@ class Watch:
     sights: dict[str, list[Sight]] = field(default_factory=dict)
     hurry: Callable[[], None] = field(default=lambda: None)
     _pace: float = field(default=0.0, init=False)
-    # Of each key: polls since it was read, polls between two reads, and what was seen of its line when last told.
+    # Of each key: polls since it was read, polls between two reads, what was seen of its line when last told, and how
+    # many numbers had been drawn then.
     _rounds: dict[str, int] = field(default_factory=dict, init=False)
     _pause: dict[str, int] = field(default_factory=dict, init=False)
     _told: dict[str, object] = field(default_factory=dict, init=False)
+    _drawn: dict[str, int] = field(default_factory=dict, init=False)
     # What was free when it was last read, and for how many polls nobody has taken it.
     _unused: dict[str, tuple[object, int]] = field(default_factory=dict, init=False)
     # What the stream has told, and up to when it has told all; when each lock should be looked at for a dead holder.
@@ -104,7 +106,7 @@ class Watch:
         if isinstance(place, Ticket):
             _drop(self.tickets, place.wants.key, place)
             if place.wants.key not in self.tickets:
-                for each in (self._rounds, self._pause, self._told, self._unused):
+                for each in (self._rounds, self._pause, self._told, self._drawn, self._unused):
                     each.pop(place.wants.key, None)
         else:
             _drop(self.sights, place.key, place)
@@ -157,7 +159,8 @@ class Watch:
     def _tell_places(self, key: str, record: LockRecord | None) -> Operation[None]:
         """Tell those who want to know where they stand, if that may have changed."""
         told = [each for each in self.tickets.get(key, ()) if each.wants.on_place and each.wants.place]
-        now = None if record is None else (record.token, record.tickets, record.first)
+        drawn = 0 if record is None else record.tickets
+        now = None if record is None else (record.token, drawn, record.first)
         if not told or self._told.get(key) == now:
             return
         try:
@@ -165,7 +168,9 @@ class Watch:
         except LockError as failure:
             log.debug("Cannot see who waits for the lock %r: %s", key, failure)
             return
-        self._told[key] = now
+        if drawn == self._drawn.get(key):
+            self._told[key] = now
+        self._drawn[key] = drawn  # who has just drawn one may not stand there yet: look once more
         where_is = standings(waiters)
         for ticket in told:
             where = where_is.get(ticket.wants.place or "")

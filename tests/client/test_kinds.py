@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -94,6 +95,7 @@ def test_the_urgent_come_first_and_each_is_told_its_place(
     urgent.release(two.result(20))
     wait_until(lambda: told[-1].number == 1)
     assert one.result(20)
+    assert all(before != after for before, after in pairwise(told)), "nothing twice in a row"
 
 
 def test_who_does_not_stand_in_line_costs_nothing_but_looks(

@@ -377,21 +377,52 @@ def test_the_first_in_line_need_not_wait_for_a_poll_when_the_lease_ended_here() 
     assert poll.told == ["first"]
 
 
-def test_who_comes_to_stand_after_the_others_were_told_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """His number has been drawn, and seen, before: nothing in the record changes any more that would tell."""
-    watch, looks = a_watch(lambda: 0.0), list[str]()
+# -- who is told where he stands ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines that were read, to tell those who stand in them."""
+    read = list[str]()
 
     def everybody(_: Line, key: str) -> Operation[list[Waiter]]:
-        looks.append(key)
+        read.append(key)
         yield from ()
         return []
 
     monkeypatch.setattr(Line, "everybody", everybody)
-    record = LockRecord("k", 1, 0, {}, token=1)
-    for place in ("0999/1/a", "0999/2/b"):
-        wants = WaitForRoom("k", 1, True, 1.0, None, place=place, on_place=lambda standing: None)
-        watch.add(Ticket(wants, lambda failure: None))
-        for _ in range(2):
-            list(watch._tell_places("k", record))
+    return read
 
-    assert looks == ["k", "k"], "once for each who came"
+
+def stand(watch: Watch, place: str) -> None:
+    wants = WaitForRoom("k", 1, True, 1.0, None, place=place, on_place=lambda standing: None)
+    watch.add(Ticket(wants, lambda failure: None))
+
+
+def see(watch: Watch, polls: int, *, tickets: int) -> None:
+    for _ in range(polls):
+        list(watch._tell_places("k", LockRecord("k", 1, 0, {}, token=1, tickets=tickets)))
+
+
+def test_a_line_is_looked_at_again_after_a_number_was_drawn(looks: list[str]) -> None:
+    """Who drew it comes to stand a moment later, and nothing in the record changes then that would tell."""
+    watch = a_watch(lambda: 0.0)
+    stand(watch, "0999/1/a")
+    see(watch, 4, tickets=1)
+    assert len(looks) == 2
+
+    see(watch, 4, tickets=2)
+    assert len(looks) == 4, "twice for the number that another process has drawn, and not for ever"
+
+
+def test_who_comes_to_stand_after_the_others_were_told_is_told_too(looks: list[str]) -> None:
+    """His number has been drawn, and seen, before: nothing in the record changes any more that would tell."""
+    watch = a_watch(lambda: 0.0)
+    stand(watch, "0999/1/a")
+    see(watch, 3, tickets=2)
+    looks.clear()
+
+    stand(watch, "0999/2/b")
+    see(watch, 2, tickets=2)
+
+    assert looks == ["k"]
