@@ -33,6 +33,7 @@ DAGS = {
     "guarded",
     "skipping",
     "timed_out",
+    "quick",
     "many",
     "operator",
     "sensing",
@@ -156,24 +157,32 @@ def opened(folder: Path, *names: str, env: Mapping[str, str] | None = None) -> I
             yield Room(deployments, folder, locks, engine, Ledger(folder / "ledger.jsonl"))
 
 
-def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str]) -> Deployment:
-    extra = {
+def connection(deployment: str, engine: Engine, **extra: str) -> str:
+    """An Airflow connection of that deployment to the lock table on the engine, as its environment has it.
+
+    :param extra: more of what it says, or something else.
+    """
+    usual = {
         "table": TABLE,
         "endpoint_url": engine.endpoint_url,
         "region_name": REGION,
-        "deployment": name,
+        "deployment": deployment,
     }
+    return json.dumps({"conn_type": "dynamo_lock", "extra": usual | extra})
+
+
+def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str]) -> Deployment:
     here = Path(__file__).parent
     environment = {
         "DYNAMO_LOCK_TEST_ROOM": str(folder),
         "DYNAMO_LOCK_TEST_DEPLOYMENT": name,
         "PYTHONPATH": str(here / "site"),
-        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": extra}),
+        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": connection(name, engine),
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(
             {"conn_type": "aws", "login": "test", "password": "test-secret"}
         ),
     }
-    for connection, format in FOREIGN.items():
-        theirs = {"conn_type": "dynamo_lock", "extra": extra | {"format": format, "table": TABLES[format]}}
-        environment[f"AIRFLOW_CONN_{connection.upper()}"] = json.dumps(theirs)
+    for conn_id, format in FOREIGN.items():
+        theirs = connection(name, engine, format=format, table=TABLES[format])
+        environment[f"AIRFLOW_CONN_{conn_id.upper()}"] = theirs
     return Deployment(name, folder / name, here / "dags", env=environment | dict(env), parallelism=6)

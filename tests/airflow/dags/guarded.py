@@ -89,7 +89,13 @@ with (
 with DAG("timed_out", schedule=None, dagrun_timeout=timedelta(seconds=12)), DynamoLock(KEY, **TIMES):
     work()
 
-with DAG("many", schedule=None, max_active_runs=300, max_active_tasks=300), DynamoLock(KEY, **TIMES):
+with DAG("quick", schedule=None), DynamoLock(KEY, **TIMES):
+    quick()
+
+with (
+    DAG("many", schedule=None, max_active_runs=300, max_active_tasks=300),
+    DynamoLock(KEY, dynamo_lock_conn_id="dynamodb_local", **TIMES),
+):
     quick()
 
 with DAG("operator", schedule=None, max_active_runs=300):
