@@ -84,10 +84,14 @@ def most_inside(ledger: Iterable[Entry]) -> int:
 class _Ledger:
     def __init__(self, path: str) -> None:
         # A single write in append mode is never mixed with another process's, and the order of lines is that of writes.
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
     def write(self, came: str, member: int, token: int) -> None:
         os.write(self._file, f"{came} {os.getpid()}/{member} {token}\n".encode())
+
+    def awaits(self, capacity: int) -> bool:
+        """Whether who is inside has to stay until a second has come, where there is room for more than one."""
+        return capacity > 1 and os.pread(self._file, 1000, 0).count(b"in ") < 2
 
 
 def _threads(settings: Contenders) -> None:
@@ -104,6 +108,8 @@ def _threads(settings: Contenders) -> None:
                 ) as lease:
                     ledger.write("in", member, lease.token)
                     time.sleep(STAY)
+                    while ledger.awaits(settings.capacity):
+                        time.sleep(STAY)
                     ledger.write("out", member, lease.token)
 
         list(pool.map(take_turns, range(settings.members)))
@@ -120,6 +126,8 @@ async def _coroutines(settings: Contenders) -> None:
                 ) as lease:
                     ledger.write("in", member, lease.token)
                     await asyncio.sleep(STAY)
+                    while ledger.awaits(settings.capacity):  # noqa: ASYNC110 - for another process
+                        await asyncio.sleep(STAY)
                     ledger.write("out", member, lease.token)
 
         await asyncio.gather(*(take_turns(member) for member in range(settings.members)))
