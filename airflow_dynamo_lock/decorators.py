@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import DecoratedOperator, task_decorator_factory
-
+from airflow_dynamo_lock.compat import DecoratedOperator, task_decorator_factory
 from airflow_dynamo_lock.operators import DynamoLockOperator
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import TaskDecorator
+    from airflow_dynamo_lock.compat import TaskDecorator
 
 
 class _DynamoLockDecoratedOperator(DecoratedOperator, DynamoLockOperator):

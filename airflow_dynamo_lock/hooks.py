@@ -16,12 +16,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, conf
-
+from airflow_dynamo_lock.compat import (
+    AirflowNotFoundException,
+    BaseHook,
+    conf,
+    in_thread,
+    with_connection_form,
+)
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID, DEFAULT_LEASE, DEFAULT_TABLE
 from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockValueError
 from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE, service_of
 from airflow_dynamo_lock.protocol.limits import seconds
+from airflow_dynamo_lock.provider_info import FIELDS, HIDDEN_FIELDS
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.client.aio import AsyncLockClient
@@ -116,6 +122,7 @@ class LockSettings:
         )
 
 
+@with_connection_form(FIELDS, HIDDEN_FIELDS)
 class DynamoLockHook(BaseHook):
     """Clients for the lock table that a ``dynamo_lock`` connection names.
 
@@ -147,13 +154,7 @@ class DynamoLockHook(BaseHook):
 
     async def aget_settings(self) -> LockSettings:
         """`settings`, looked up without blocking the event loop."""
-        from airflow.providers.common.compat.connection import get_async_connection, get_async_extra_dejson
-
-        try:
-            extra = await get_async_extra_dejson(await get_async_connection(self.dynamo_lock_conn_id))
-        except AirflowNotFoundException as missing:
-            return self._configured(missing)
-        return self._connected(extra)
+        return await in_thread(lambda: self.settings)
 
     def get_conn(self) -> LockClient:
         """A client for use in a task. It is the caller's own, made anew at each call."""
@@ -199,20 +200,7 @@ class DynamoLockHook(BaseHook):
                 f"There is no connection {self.dynamo_lock_conn_id!r}: create it with the type 'dynamo_lock', "
                 f"or leave dynamo_lock_conn_id out to use the [dynamo_lock] section of the configuration."
             ) from missing
-        names = (
-            "table",
-            "aws_conn_id",
-            "region_name",
-            "endpoint_url",
-            "lease",
-            "deployment",
-            "botocore_config",
-            "streams",
-            "format",
-            "partition_key",
-            "sort_key",
-        )
-        section = {name: conf.get("dynamo_lock", name, fallback=None) for name in names}
+        section = {name: conf.get("dynamo_lock", name, fallback=None) for name in FIELDS}
         settings = LockSettings.of(section, source="the configuration section [dynamo_lock]")
         self.log.info(
             "There is no connection %r; using the lock table %r, as [dynamo_lock] says.",

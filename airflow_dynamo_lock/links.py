@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from airflow.providers.common.compat.sdk import BaseOperatorLink, XCom
-
+from airflow_dynamo_lock.compat import BaseOperatorLink, XCom
 from airflow_dynamo_lock.protocol.native import LOCK_ENTRY
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import BaseOperator
-
+    from airflow_dynamo_lock.compat import BaseOperator
     from airflow_dynamo_lock.hooks import LockSettings
 
 

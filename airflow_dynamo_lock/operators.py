@@ -11,12 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_dynamo_lock import leases
-from airflow_dynamo_lock.compat import as_execute, may_start_from_trigger, runs_in_dag_test
+from airflow_dynamo_lock.compat import (
+    RESUME_AFTER,
+    AirflowSkipException,
+    BaseOperator,
+    as_execute,
+    may_start_from_trigger,
+    runs_in_dag_test,
+)
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 from airflow_dynamo_lock.guard import Guard, leave_ended_tasks, show_leases
 from airflow_dynamo_lock.hooks import DynamoLockHook
@@ -31,10 +37,9 @@ from airflow_dynamo_lock.protocol.errors import (
 from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE, Seconds
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
-
     from airflow_dynamo_lock.client.core import ClaimOptions
     from airflow_dynamo_lock.client.sync import KeepAlive, LockClient
+    from airflow_dynamo_lock.compat import Context
     from airflow_dynamo_lock.leases import OnTimeout
     from airflow_dynamo_lock.protocol.model import Lease, LeaseSet
 
@@ -129,7 +134,10 @@ class _Acquires(BaseOperator):
     def _wait_in_triggerer(self, deadline: float | None) -> NoReturn:
         from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger
 
-        trigger = DynamoLockAcquireTrigger(**self._trigger_arguments(), deadline=deadline)
+        arguments = self._trigger_arguments()
+        if arguments.get("resume"):
+            arguments["resume_after"] = RESUME_AFTER
+        trigger = DynamoLockAcquireTrigger(**arguments, deadline=deadline)
         self.defer(trigger=trigger, method_name=self._resume)
 
     def _wait_here(self, client: LockClient, wanted: leases.Wanted, options: ClaimOptions) -> LeaseSet:
@@ -176,7 +184,7 @@ class DynamoLockAcquireOperator(_Acquires):
         return leases.as_result(held, leases.checked_keys(self.key), many=not isinstance(self.key, str))
 
     def execute_complete(self, context: Context, event: Any) -> Any:
-        """The leases that the trigger took, where it cannot end the task itself."""
+        """The leases that the trigger of an earlier version of this package took. Today's ends the task itself."""
         return event
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from airflow.providers.common.compat.sdk import AirflowPlugin
-
+from airflow_dynamo_lock.compat import AirflowPlugin
 from airflow_dynamo_lock.links import LockRecordLink
 
 

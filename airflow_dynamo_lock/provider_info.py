@@ -8,8 +8,8 @@ from airflow_dynamo_lock import __version__
 
 _NAME = "DynamoDB Lock"
 
-_FIELDS: dict[str, tuple[str, str, str]] = {
-    # name → label, type, description
+#: The fields of a connection, and the options of the configuration section: name → label, type, description.
+FIELDS: dict[str, tuple[str, str, str]] = {
     "table": ("Lock table", "string", "The DynamoDB table that holds the locks. Default airflow_locks."),
     "aws_conn_id": (
         "AWS connection",
@@ -52,6 +52,9 @@ _FIELDS: dict[str, tuple[str, str, str]] = {
     "sort_key": ("Sort key", "string", "The same for its sort key."),
 }
 
+#: The standard fields of a connection that its form does not show.
+HIDDEN_FIELDS = ["host", "port", "login", "password", "schema", "extra"]
+
 
 def get_provider_info() -> dict[str, Any]:
     """The provider's description."""
@@ -80,13 +83,13 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-class-name": "airflow_dynamo_lock.hooks.DynamoLockHook",
                 "hook-name": _NAME,
                 "ui-field-behaviour": {
-                    "hidden-fields": ["host", "port", "login", "password", "schema", "extra"],
+                    "hidden-fields": HIDDEN_FIELDS,
                     "relabeling": {},
                     "placeholders": {},
                 },
                 "conn-fields": {
                     name: {"label": label, "description": description, "schema": {"type": [kind, "null"]}}
-                    for name, (label, kind, description) in _FIELDS.items()
+                    for name, (label, kind, description) in FIELDS.items()
                 },
             }
         ],
@@ -102,7 +105,7 @@ def get_provider_info() -> dict[str, Any]:
                         "example": None,
                         "default": None,
                     }
-                    for name, (_, kind, description) in _FIELDS.items()
+                    for name, (_, kind, description) in FIELDS.items()
                 },
             }
         },

@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import BaseSensorOperator
-
 from airflow_dynamo_lock import leases
+from airflow_dynamo_lock.compat import BaseSensorOperator, runs_in_dag_test
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 from airflow_dynamo_lock.hooks import DynamoLockHook
 from airflow_dynamo_lock.operators import start_in_triggerer
@@ -16,7 +15,7 @@ from airflow_dynamo_lock.protocol import limits
 from airflow_dynamo_lock.protocol.limits import Seconds
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
+    from airflow_dynamo_lock.compat import Context
 
 
 class DynamoLockSensor(BaseSensorOperator):
@@ -70,7 +69,6 @@ class DynamoLockSensor(BaseSensorOperator):
         return {name: leases.plain(getattr(self, name)) for name in names}
 
     def execute(self, context: Context) -> Any:
-        from airflow_dynamo_lock.compat import runs_in_dag_test
         from airflow_dynamo_lock.triggers import DynamoLockSensorTrigger
 
         if not self.deferrable or runs_in_dag_test():

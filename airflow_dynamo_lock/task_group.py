@@ -12,9 +12,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import BaseOperator, MappedOperator, TaskGroup
-
 from airflow_dynamo_lock import leases
+from airflow_dynamo_lock.compat import BaseOperator, MappedOperator, TaskGroup
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID, DEFAULT_LEASE
 from airflow_dynamo_lock.guard import EnterLock
 from airflow_dynamo_lock.operators import (

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.providers.common.compat.sdk import XCom
 from airflow.triggers.base import (
     BaseTrigger,
     TaskFailedEvent,
@@ -22,7 +21,7 @@ from airflow.triggers.base import (
 )
 
 from airflow_dynamo_lock import deferral, leases
-from airflow_dynamo_lock.compat import STARTS_FROM_TRIGGER
+from airflow_dynamo_lock.compat import XCom, in_thread
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 from airflow_dynamo_lock.hooks import DynamoLockHook
 from airflow_dynamo_lock.links import LINK_KEY, record_url
@@ -85,11 +84,20 @@ class DynamoLockAcquireTrigger(LockTrigger):
 
     :param deadline: when the waiting ends, epoch seconds by this deployment's clock; None counts `timeout` from now.
     :param resume: give the leases to the task on a worker instead of ending it here.
+    :param resume_after: do that no sooner than this many seconds after the trigger has started, and keep the leases
+        meanwhile; see `compat.RESUME_AFTER`.
 
     The other parameters are those of `DynamoLockAcquireOperator`, with durations in seconds.
     """
 
-    arguments = (*leases.PARAMETERS, "on_timeout", "dynamo_lock_conn_id", "deadline", "resume")
+    arguments = (
+        *leases.PARAMETERS,
+        "on_timeout",
+        "dynamo_lock_conn_id",
+        "deadline",
+        "resume",
+        "resume_after",
+    )
 
     def __init__(
         self,
@@ -98,6 +106,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
         deadline: float | None = None,
         resume: bool = False,
+        resume_after: float = 0.0,
         **wanted: Any,
     ) -> None:
         super().__init__()
@@ -108,22 +117,25 @@ class DynamoLockAcquireTrigger(LockTrigger):
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         self.deadline = deadline
         self.resume = resume
+        self.resume_after = resume_after
 
     async def work(self) -> TriggerEvent:
+        started = time.monotonic()
         wanted = leases.Wanted.of(self)
         try:
             async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, settings):
                 if url := record_url(settings, client.region_name, wanted.keys[0]):
-                    await XCom.aset(value=url, **leases.xcom_of(self.ti, self.ti.task_id, LINK_KEY))
+                    await in_thread(XCom.set, value=url, **leases.xcom_of(self.ti, self.ti.task_id, LINK_KEY))
                 held = await self._acquire(client, wanted, leases.claim_options(self.ti, settings, wanted))
+                await self._keep(client, held, started + self.resume_after - time.monotonic())
         except LockTimeoutError as failure:
             self.log.error("%s", failure)
             return TaskSkippedEvent() if self.on_timeout == "skip" else TaskFailedEvent()
         result = leases.as_result(held, wanted.keys, many=not isinstance(self.key, str))
-        if self.resume or not STARTS_FROM_TRIGGER:
+        if self.resume:
             return TriggerEvent(result)
         # Written by ourselves: as a part of the event it would arrive downstream as JSON text.
-        await XCom.aset(value=result, **leases.xcom_of(self.ti, self.ti.task_id))
+        await in_thread(XCom.set, value=result, **leases.xcom_of(self.ti, self.ti.task_id))
         return TaskSuccessEvent()
 
     async def on_kill(self) -> None:
@@ -142,6 +154,21 @@ class DynamoLockAcquireTrigger(LockTrigger):
             on_place=leases.place_log(self.log),
             **options,
         )
+
+    async def _keep(self, client: AsyncLockClient, held: LeaseSet, duration: float) -> None:
+        """Send heartbeats for `duration` seconds; at once over where that is none."""
+        if duration <= 0:
+            return
+        self.log.info(
+            "Acquired; the task continues on a worker in %.0f s, once Airflow can resume it.", duration
+        )
+        every = leases.interval(None, held.leases[0].lease_ms / 1000)
+        keeping = asyncio.ensure_future(client.keep(held, interval=every))
+        try:
+            await asyncio.wait((keeping,), timeout=duration)
+        finally:
+            keeping.cancel()
+            await asyncio.wait((keeping,))
 
 
 class DynamoLockHeartbeatTrigger(LockTrigger):
@@ -170,7 +197,8 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
 
     async def work(self) -> TriggerEvent:
         held = leases.from_result(
-            await XCom.aget_one(**leases.xcom_of(self.ti, self.acquire_task_id)), self.acquire_task_id
+            await in_thread(XCom.get_one, **leases.xcom_of(self.ti, self.acquire_task_id)),
+            self.acquire_task_id,
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
             await self._keep(client, held)
@@ -232,7 +260,8 @@ class DynamoLockReleaseTrigger(LockTrigger):
 
     async def work(self) -> TriggerEvent:
         held = leases.from_result(
-            await XCom.aget_one(**leases.xcom_of(self.ti, self.acquire_task_id)), self.acquire_task_id
+            await in_thread(XCom.get_one, **leases.xcom_of(self.ti, self.acquire_task_id)),
+            self.acquire_task_id,
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
             # Without end, as the keeper goes on without end: one that gave up would leave the lease to the other.

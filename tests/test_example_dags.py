@@ -31,7 +31,10 @@ print(json.dumps(sorted({"boto3", "botocore", "aiobotocore"} & sys.modules.keys(
 
 RUN = """
 import json, sys
-from airflow.dag_processing.dagbag import DagBag
+try:
+    from airflow.dag_processing.dagbag import DagBag
+except ImportError:  # before Airflow 3.2
+    from airflow.models.dagbag import DagBag
 
 bag = DagBag(sys.argv[1])
 assert not bag.import_errors, bag.import_errors
@@ -88,9 +91,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     with MotoServer() as engine:
         locks = LockClient(engine.client(), table="airflow_locks")
         locks.create_table()
-        lock = {"endpoint_url": engine.endpoint_url, "region_name": REGION}
+        lock = {"region_name": REGION}
         aws_default = {"conn_type": "aws", "login": "test", "password": "test-secret"}
         environment = airflow_environment(folder) | {
+            "AWS_ENDPOINT_URL_DYNAMODB": engine.endpoint_url,
             "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
             "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(aws_default),
         }

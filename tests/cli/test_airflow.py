@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock.compat import HAS_PROVIDER_COMMANDS
 from tests.cli.conftest import TABLE, Shell
 from tests.engines import REGION, MotoServer
 
@@ -22,6 +23,15 @@ def connection(engine: MotoServer) -> str:
     return json.dumps({"conn_type": "dynamo_lock", "extra": extra})
 
 
+@pytest.mark.skipif(HAS_PROVIDER_COMMANDS, reason="this Airflow has them")
+def test_airflow_before_3_2_has_no_commands_of_providers() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "airflow", "dynamo-lock", "list"], capture_output=True, text=True, timeout=120
+    )
+    assert "invalid choice: 'dynamo-lock'" in result.stderr
+
+
+@pytest.mark.skipif(not HAS_PROVIDER_COMMANDS, reason="this Airflow ignores the commands of providers")
 def test_airflow_has_the_commands(connection: str, locks: LockClient, key: str) -> None:
     lease = locks.acquire(key)
     result = subprocess.run(

@@ -24,8 +24,9 @@ def locks() -> Iterator[LockClient]:
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:
-    """Tasks find that table by their connections, which come from the environment."""
-    extra = {"table": "locks", "endpoint_url": locks._client.meta.endpoint_url, "region_name": "eu-central-1"}
+    """Tasks find that table by their connections, which come from the environment, and name no endpoint."""
+    extra = {"table": "locks", "region_name": "eu-central-1"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", locks._client.meta.endpoint_url)
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
     monkeypatch.setenv(
         "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", json.dumps({"conn_type": "dynamo_lock", "extra": extra})

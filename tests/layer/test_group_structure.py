@@ -18,6 +18,7 @@ from airflow_dynamo_lock import (
     LockValueError,
     leases,
 )
+from airflow_dynamo_lock.compat import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
 from airflow_dynamo_lock.guard import EnterLock
 
 
@@ -124,9 +125,9 @@ def test_a_mapped_task_in_a_lock_shares_the_one_lease() -> None:
 @pytest.mark.parametrize(
     ("key", "starts"),
     [
-        ("k", True),
-        ("{{ params.table }}", True),
-        (["k", "{{ run_id }}"], True),
+        ("k", STARTS_IN_TRIGGERER),
+        ("{{ params.table }}", RENDERS_IN_TRIGGERER),
+        (["k", "{{ run_id }}"], RENDERS_IN_TRIGGERER),
         ("{{ ti.xcom_pull(task_ids='t') }}", False),
     ],
 )
@@ -134,8 +135,8 @@ def test_acquire_starts_in_the_triggerer_unless_its_key_needs_an_xcom(key: Any, 
     with DAG("dag") as dag, DynamoLock(key):
         step("a")
     assert dag.get_task("lock.acquire").start_from_trigger is starts
-    assert dag.get_task("lock.heartbeat").start_from_trigger
-    assert dag.get_task("lock.release").start_from_trigger
+    assert dag.get_task("lock.heartbeat").start_from_trigger is STARTS_IN_TRIGGERER
+    assert dag.get_task("lock.release").start_from_trigger is STARTS_IN_TRIGGERER
 
 
 def test_a_dag_with_macros_of_its_own_renders_on_a_worker() -> None:

@@ -26,6 +26,9 @@ class Airflow:
     async def asend(self, question: Any) -> Any:
         return SimpleNamespace(task_states={"run": {name: self.states[name] for name in question.task_ids}})
 
+    def send(self, message: Any) -> None:
+        """Hear which values are secret: Airflow 3.0 tells that of each connection."""
+
 
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch, connection: None) -> Airflow:
@@ -42,10 +45,10 @@ def lease(request: pytest.FixtureRequest, locks: LockClient, monkeypatch: pytest
     lease = locks.try_acquire(key, lease=60)
     assert lease
 
-    async def result(**_: Any) -> Any:
+    def result(**_: Any) -> Any:
         return lease.as_dict()
 
-    monkeypatch.setattr(BaseXCom, "aget_one", result)
+    monkeypatch.setattr(BaseXCom, "get_one", result)
     return lease
 
 
@@ -55,8 +58,7 @@ def keeper() -> DynamoLockHeartbeatTrigger:
         lock = DynamoLock("orders")
         with lock:
             EmptyOperator(task_id="work")
-    assert lock.heartbeat.start_trigger_args
-    trigger = DynamoLockHeartbeatTrigger(**lock.heartbeat.start_trigger_args.trigger_kwargs or {})
+    trigger = DynamoLockHeartbeatTrigger(**lock.heartbeat._trigger_arguments())
     trigger.task_instance = SimpleNamespace(  # type: ignore[assignment]
         dag_id="dag", run_id="run", task_id="lock.heartbeat", map_index=-1
     )

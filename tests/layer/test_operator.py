@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_dynamo_lock import (
     DynamoLockHeartbeatOperator,
@@ -17,6 +16,7 @@ from airflow_dynamo_lock import (
     LockClient,
     LockUnavailableError,
 )
+from airflow_dynamo_lock.compat import TaskDeferred
 from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger
 
 pytestmark = pytest.mark.usefixtures("connection")

@@ -78,9 +78,9 @@ def key(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def no_xcom(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def forget(**_: Any) -> None: ...
+    def forget(**_: Any) -> None: ...
 
-    monkeypatch.setattr(BaseXCom, "aset", forget)
+    monkeypatch.setattr(BaseXCom, "set", forget)
 
 
 def task_instance(task_id: str) -> Any:
@@ -204,9 +204,7 @@ async def test_a_sensor_waits_for_the_mode_that_it_is_told(
         sensor = DynamoLockSensor(task_id="sees", key=key, lock_mode=lock_mode, timeout=0.1)
     context: Any = {}
     assert await asyncio.to_thread(sensor.poke, context) is (lock_mode == "shared")
-    assert sensor.start_trigger_args
-    arguments = sensor.start_trigger_args.trigger_kwargs or {}
-    event = await DynamoLockSensorTrigger(**arguments).work()
+    event = await DynamoLockSensorTrigger(**sensor._trigger_arguments()).work()
     assert type(event).__name__ == ("TaskSuccessEvent" if lock_mode == "shared" else "TaskFailedEvent")
 
 
