@@ -212,6 +212,12 @@ class AirflowClient:
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/{key}"
         return self._request("GET", path, params={"map_index": map_index}).json()["value"]
 
+    def xcoms(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
+        """All values that a task has pushed, by their keys."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries"
+        keys = [entry["key"] for entry in self._list(path, "xcom_entries")]
+        return {key: self.xcom(dag_id, run_id, task_id, key) for key in keys}
+
     def task_log(
         self, dag_id: str, run_id: str, task_id: str, try_number: int | None = None, map_index: int = -1
     ) -> str:
@@ -237,6 +243,20 @@ class AirflowClient:
         if extra is not None:
             body["extra"] = json.dumps(extra)
         self._request("POST", "/connections", json=body)
+
+    def test_connection(
+        self, connection_id: str, conn_type: str, *, extra: Mapping[str, Any]
+    ) -> tuple[bool, str]:
+        """What the connection form's test button does, if the configuration allows it: the verdict and its reason."""
+        body = {"connection_id": connection_id, "conn_type": conn_type, "extra": json.dumps(extra)}
+        answer = self._request("POST", "/connections/test", json=body).json()
+        return bool(answer["status"]), str(answer["message"])
+
+    def connection_form(self, conn_type: str) -> dict[str, Any]:
+        """How the web interface shows a type of connection: its own fields, and which standard fields it hides."""
+        answer = self._http.get("/ui/connections/hook_meta", headers=self._authorization)
+        (form,) = (each for each in _checked(answer).json() if each["connection_type"] == conn_type)
+        return dict(form)
 
     # --- pools
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -21,6 +22,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -35,6 +37,8 @@ from demo import processes
 from demo.airflow_client import AirflowClient, AirflowError
 
 GRACE = 3.0  # seconds from SIGTERM to SIGKILL; only a triggerer takes longer, and much longer
+# The supervisor of a task's process, in the log of the component that runs it.
+_FINISHED = re.compile(r"Task finished .*\bduration=([\d.]+).*\btask_instance_id=([\w-]+)")
 HEALTHY = 180.0  # seconds to come up, at most; 2 cores that are shared with another deployment need about 30
 
 
@@ -228,6 +232,18 @@ class Deployment(AirflowClient):
         """All living processes of this deployment."""
         sessions = [session for component in self.components for session in component.sessions]
         return processes.of_home(self.home, sessions)
+
+    def slot_seconds(self) -> dict[str, float]:
+        """Task instance id → for how long it has occupied a worker slot, as the supervisors of its processes say.
+
+        Empty in Airflow 3.0, which does not say of which task a process was.
+        """
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for component in self.components:
+            if component.log.exists():
+                for duration, ti in _FINISHED.findall(component.log.read_text(errors="replace")):
+                    seconds[ti] += float(duration)
+        return dict(seconds)
 
     def _component(self, name: str, *command: str) -> Component:
         return Component(

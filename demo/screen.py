@@ -181,12 +181,11 @@ def _handovers(outcome: Outcome) -> RenderableType:
 def _verdict(outcome: Outcome) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for claim in outcome.verdict:
-        table.add_row(
-            Text("✓", "green") if claim.holds else Text("✗", "bold red"), claim.text, Text(claim.found, "dim")
-        )
+        style = "dim" if claim.holds is None else "green" if claim.holds else "bold red"
+        table.add_row(Text(claim.mark, style), claim.text, Text(claim.found, "dim"))
     return Group(
         table,
-        Text("The lock kept its word.", "bold green")
+        Text("No two runs overlapped, and every run had its turn.", "bold green")
         if outcome.holds
-        else Text("It did NOT hold.", "bold red"),
+        else Text("FAILED: see the lines marked ✗.", "bold red"),
     )

@@ -49,7 +49,7 @@ def assert_nothing_left(folder: Path) -> None:
 def test_two_deployments_take_turns(tmp_path: Path) -> None:
     output, _ = demo(tmp_path, "--runs", "2").communicate(timeout=280)
     assert "4 of 4 runs have ended" in output
-    assert "The lock kept its word." in output
+    assert "No two runs overlapped, and every run had its turn." in output
     assert "<svg" in (tmp_path / "demo-report" / "index.html").read_text()
     assert_nothing_left(tmp_path)
 

@@ -86,12 +86,12 @@ def _deployment(name: str, folder: Path, endpoint_url: str) -> Deployment:
     login = {"login": ENVIRONMENT["AWS_ACCESS_KEY_ID"], "password": ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]}
     lock = {
         "table": TABLE,
-        "endpoint_url": endpoint_url,
         "region_name": ENVIRONMENT["AWS_DEFAULT_REGION"],
         "deployment": name,
     }
     environment = {
         **ENVIRONMENT,
+        "AWS_ENDPOINT_URL_DYNAMODB": endpoint_url,
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps({"conn_type": "aws", **login}),
         "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
         "BENCH_DEPLOYMENT": name,

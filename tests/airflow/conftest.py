@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.airflow.room import Room, connection, opened
-from tests.engines import Engine
+from tests.airflow.room import Room, opened
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -17,12 +16,11 @@ def beside(playing_histories: object) -> None:
 
 
 @pytest.fixture(scope="package")
-def room(tmp_path_factory: pytest.TempPathFactory, dynamodb_local: Engine) -> Iterator[Room]:
+def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     """The deployment that all these tests share; each uses a key of its own."""
     env = {
         # Else it looks at 20 runs in each round, and one of hundreds comes to its turn in each tenth round only.
         "AIRFLOW__SCHEDULER__MAX_DAGRUNS_PER_LOOP_TO_SCHEDULE": "200",
-        "AIRFLOW_CONN_DYNAMODB_LOCAL": connection("north", dynamodb_local),
     }
     with opened(tmp_path_factory.mktemp("room"), "north", env=env) as room:
         yield room

@@ -31,6 +31,11 @@ POLL = 1.25  # the poller's interval, jitter included
 FOREIGN = {name.replace("-", "_"): name for name in FORMATS if name != NATIVE}
 DAGS = {
     "guarded",
+    "retried",
+    "queued",
+    "decorated",
+    "constant",
+    "plain",
     "skipping",
     "timed_out",
     "quick",
@@ -124,6 +129,12 @@ class Room:
         file = self.folder / name
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
+    def assert_green(self, dag_id: str, run_id: str) -> None:
+        """The run and every one of its tasks succeeded: a teardown that failed leaves the run itself green."""
+        assert self.airflow.wait(dag_id, run_id).state == "success"
+        states = {(ti.task_id, ti.map_index): ti.state for ti in self.airflow.task_instances(dag_id, run_id)}
+        assert set(states.values()) == {"success"}, states
+
     def assert_exclusive(self, key: str) -> None:
         """No two leases' processes were inside at the same time, and each grant's token was larger than the last."""
         stays = self.stays(key)
@@ -157,17 +168,13 @@ def opened(folder: Path, *names: str, env: Mapping[str, str] | None = None) -> I
             yield Room(deployments, folder, locks, engine, Ledger(folder / "ledger.jsonl"))
 
 
-def connection(deployment: str, engine: Engine, **extra: str) -> str:
-    """An Airflow connection of that deployment to the lock table on the engine, as its environment has it.
+def connection(deployment: str, **extra: str) -> str:
+    """An Airflow connection of that deployment to the lock table, as its environment has it. It names no endpoint, as
+    where the table is in AWS: the SDK finds the engine by the environment's `AWS_ENDPOINT_URL_…`.
 
     :param extra: more of what it says, or something else.
     """
-    usual = {
-        "table": TABLE,
-        "endpoint_url": engine.endpoint_url,
-        "region_name": REGION,
-        "deployment": deployment,
-    }
+    usual = {"table": TABLE, "region_name": REGION, "deployment": deployment}
     return json.dumps({"conn_type": "dynamo_lock", "extra": usual | extra})
 
 
@@ -177,12 +184,14 @@ def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str])
         "DYNAMO_LOCK_TEST_ROOM": str(folder),
         "DYNAMO_LOCK_TEST_DEPLOYMENT": name,
         "PYTHONPATH": str(here / "site"),
-        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": connection(name, engine),
+        "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
+        **{f"AWS_ENDPOINT_URL_{service}": engine.endpoint_url for service in ("DYNAMODB", "S3")},
+        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": connection(name),
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(
             {"conn_type": "aws", "login": "test", "password": "test-secret"}
         ),
     }
     for conn_id, format in FOREIGN.items():
-        theirs = connection(name, engine, format=format, table=TABLES[format])
+        theirs = connection(name, format=format, table=TABLES[format])
         environment[f"AIRFLOW_CONN_{conn_id.upper()}"] = theirs
     return Deployment(name, folder / name, here / "dags", env=environment | dict(env), parallelism=6)

@@ -15,7 +15,7 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from tests.airflow.room import POLL, TABLE, Room, until
-from tests.engines import Engine
+from tests.engines import REGION, Engine
 
 pytestmark = pytest.mark.airflow
 
@@ -44,6 +44,9 @@ def test_two_hundred_waiting_runs_neither_block_the_triggerer_nor_slow_the_hand_
 ) -> None:
     locks = LockClient(dynamodb_local.client(), table=TABLE, owner="the tests")
     locks.create_table()
+    # The one connection of these tests that names its endpoint, for an engine of its own.
+    extra = {"table": TABLE, "region_name": REGION, "endpoint_url": dynamodb_local.endpoint_url}
+    room.airflow.add_connection("dynamodb_local", "dynamo_lock", extra=extra)
     lease = locks.try_acquire(key, lease=600)
     assert lease is not None
     since = len(room.airflow.triggerer.log.read_text().splitlines())

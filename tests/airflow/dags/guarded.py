@@ -80,6 +80,12 @@ with DAG("steps", schedule=None, max_active_runs=300), DynamoLock(KEY, **TIMES):
     again: Any = {"retries": 1, "retry_delay": timedelta(seconds=1)}
     work.override(task_id="first", **again)() >> work.override(task_id="second", **again)()
 
+with DAG("retried", schedule=None), DynamoLock(KEY, **TIMES):
+    work.override(task_id="fails_once", retries=1, retry_delay=timedelta(seconds=30))()
+
+with DAG("queued", schedule=None, max_active_runs=300), DynamoLock(KEY, **TIMES):
+    work.override(task_id="in_pool", pool="narrow")()
+
 with (
     DAG("hurried", schedule=None, max_active_runs=300, dagrun_timeout=timedelta(seconds=45)),
     DynamoLock(KEY, **TIMES),
@@ -100,6 +106,20 @@ with (
 
 with DAG("operator", schedule=None, max_active_runs=300):
     DynamoLockOperator(task_id="locked", key=KEY, python_callable=be_inside, **TIMES)
+
+with DAG("decorated", schedule=None, max_active_runs=300):
+    task.dynamo_lock(key=KEY, task_id="locked", **TIMES)(be_inside)()
+
+# A lock without any template, and the same work without a lock: what a lock costs in worker slots.
+with DAG("constant", schedule=None), DynamoLock("constant", lease=20, release_grace=6):
+    quick()
+
+with DAG("plain", schedule=None):
+
+    @task
+    def nothing() -> None: ...
+
+    nothing()
 
 with DAG("sensing", schedule=None):
     DynamoLockSensor(task_id="in_triggerer", key=KEY)
