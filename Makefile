@@ -9,11 +9,13 @@ INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
           --no-annotate --no-emit-index-url --custom-compile-command "make lock"
 
-.PHONY: help setup demo test soak chaos chaos-airflow bench check lock clean
+.PHONY: help setup demo test matrix soak chaos chaos-airflow bench check lock clean
 
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
 	@echo 'make test    all tests, the slow ones with a real Airflow among them'
+	@echo 'make matrix  the Airflow layer and a real deployment on each release of Airflow under its own pins, and once as'
+	@echo '             production has it (PostgreSQL, Celery, two triggerers); AIRFLOW=3.0.6 for one, PAGE=1 for docs/'
 	@echo 'make soak    simulated histories, for MINUTES=10, from a seed of its own; SEED=... tells one of them'
 	@echo 'make chaos-airflow'
 	@echo '             a real Airflow in trouble, for MINUTES=10; SEED=... repeats a choice of troubles, DEPLOYMENTS=2'
@@ -42,6 +44,10 @@ test: .venv/.dev
 	.venv/bin/pytest --numprocesses 2 $(ALONE) $(BESIDE) || failed=1; \
 	.venv/bin/pytest --numprocesses 2 $(ALONE:%=--ignore=%) $(BESIDE:%=--ignore=%) || failed=1; \
 	exit $$failed
+
+# Each environment is made in .cache/matrix, from requirements/airflow-*.txt (`make lock`).
+matrix: .venv/.demo
+	@.venv/bin/python -m matrix $(AIRFLOW) $(if $(PAGE),--page) $(if $(K),-k '$(K)')
 
 MINUTES ?= 10
 soak: .venv/.dev
@@ -87,6 +93,7 @@ lock: .venv/.uv
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
 	$(COMPILE) --extra embedded pyproject.toml requirements/demo.in --output-file requirements/demo.txt
 	$(COMPILE) --extra embedded pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	.venv/bin/python -m matrix --lock
 	for name in $(basename $(filter-out sdk.in,$(notdir $(wildcard bench/requirements/*.in)))); do \
 		$(COMPILE) $$(grep -qs '^# no-deps' bench/requirements/$$name.in && echo --no-deps) \
 			bench/requirements/$$name.in --output-file bench/requirements/$$name.txt || exit 1; \

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import secrets
 import signal
@@ -45,8 +46,16 @@ HEALTHY = 180.0  # seconds to come up, at most; 2 cores that are shared with ano
 class Component:
     """One of the processes that make up a deployment, in a session of its own with those that it starts."""
 
-    def __init__(self, name: str, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        environment: Mapping[str, str],
+        log: Path,
+        account: pwd.struct_passwd | None = None,
+    ) -> None:
         self.name = name
+        self._account = account
         self.log = log
         self.started = datetime.max.replace(tzinfo=UTC)
         self._command = command
@@ -68,6 +77,8 @@ class Component:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                user=self._account and self._account.pw_uid,
+                group=self._account and self._account.pw_gid,
             )
 
     def kill(self) -> None:
@@ -155,18 +166,23 @@ class Deployment(AirflowClient):
     ) -> None:
         self.name = name
         self.home = home.absolute()
-        self.port = _free_port()
+        self.port = free_port()
         self.status = "not started"
         super().__init__(f"http://127.0.0.1:{self.port}", "admin", secrets.token_urlsafe(9))
         self._environment = self._base_environment(dags.absolute(), parallelism) | dict(env or {})
 
-        self._migration = self._component("db-migrate", "db", "migrate")
-        self.api_server = self._component("api-server")
+        self._migration = self.component("db-migrate", "db", "migrate")
+        self.api_server = self.component("api-server")
         # Airflow's log servers would listen on all addresses, and all logs are on this disk anyway.
-        self.scheduler = self._component("scheduler", "scheduler", "--skip-serve-logs")
-        self.dag_processor = self._component("dag-processor")
-        self.triggerer = self._component("triggerer", "triggerer", "--skip-serve-logs")
-        self.components = (self.api_server, self.scheduler, self.dag_processor, self.triggerer)
+        self.scheduler = self.component("scheduler", "scheduler", "--skip-serve-logs")
+        self.dag_processor = self.component("dag-processor")
+        self.triggerer = self.component("triggerer", "triggerer", "--skip-serve-logs")
+        self.components: tuple[Component, ...] = (
+            self.api_server,
+            self.scheduler,
+            self.dag_processor,
+            self.triggerer,
+        )
         self._reaper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -182,6 +198,11 @@ class Deployment(AirflowClient):
     def prepare(self) -> None:
         """First step up: begin to create the home and the database."""
         self.status = "creating its database"
+        self.make_home()
+        self._migration.start()
+
+    def make_home(self) -> None:
+        """Create the home, and begin to watch over it."""
         (self.home / "output").mkdir(parents=True)
         self._reaper = subprocess.Popen(
             [sys.executable, processes.__file__, str(self.home)],
@@ -192,17 +213,20 @@ class Deployment(AirflowClient):
         (self.home / "simple_auth_manager_passwords.json.generated").write_text(
             json.dumps({self.username: self.password})
         )
-        self._migration.start()
 
     def launch(self) -> None:
         """Second step up: when the database is there, start the components."""
         if self._migration.wait() != 0:
             raise AirflowError(f"{self.name}: no database:\n{self._migration.tail()}")
+        self.tune_database()
+        for component in self.components:
+            component.start()
+
+    def tune_database(self) -> None:
+        """Set up the database before anything but its migration has used it."""
         with sqlite3.connect(self.home / "airflow.db") as database:
             database.execute("PRAGMA journal_mode = WAL")  # so that readers do not wait for writers
         database.close()
-        for component in self.components:
-            component.start()
 
     def wait_until_healthy(self, timeout: float = HEALTHY) -> None:
         """Last step up, or after starting a component again: wait until each has beaten since its start."""
@@ -245,13 +269,13 @@ class Deployment(AirflowClient):
                     seconds[ti] += float(duration)
         return dict(seconds)
 
-    def _component(self, name: str, *command: str) -> Component:
-        return Component(
-            name,
-            [sys.executable, "-m", "airflow", *(command or [name])],
-            self._environment,
-            self.home / "output" / f"{name}.log",
-        )
+    def component(self, name: str, *command: str) -> Component:
+        """One of Airflow's own commands."""
+        return self.server(name, sys.executable, "-m", "airflow", *(command or [name]))
+
+    def server(self, name: str, *command: str, account: pwd.struct_passwd | None = None) -> Component:
+        """Any program that belongs to the deployment."""
+        return Component(name, [*command], self._environment, self.home / "output" / f"{name}.log", account)
 
     def _unhealthy(self) -> list[Component]:
         """The components without a heartbeat since their start."""
@@ -318,7 +342,7 @@ def running(*deployments: Deployment) -> Iterator[None]:
                 deployment.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port on 127.0.0.1 that the operating system will not give to anyone for the next minute.
 
     It has just had a connection, whose end the kernel remembers (TIME_WAIT); only a server may still take it,

@@ -7,6 +7,7 @@ Used through Airflow's REST API, as a user would, and with hands on the processe
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +20,14 @@ from typing import Any, TypeVar
 from airflow_dynamo_lock import LockClient, LockRecord
 from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE
 from demo.deployment import Deployment, running
+from tests.airflow.production import ProductionDeployment
 from tests.airflow.stays import Ledger, Stay, faults
 from tests.engines import REGION, Engine, MotoServer
 from tests.formats.conftest import TABLES
 
 T = TypeVar("T")
+#: Whether the deployments of this test run are set up as a managed service does it.
+IN_PRODUCTION = os.environ.get("DYNAMO_LOCK_MATRIX") == "production"
 TABLE = "airflow_locks"
 LEASE, GRACE = 20.0, 6.0  # as in dags/guarded.py
 POLL = 1.25  # the poller's interval, jitter included
@@ -165,6 +169,7 @@ def opened(folder: Path, *names: str, env: Mapping[str, str] | None = None) -> I
         with running(*deployments):
             for deployment in deployments:
                 deployment.wait_for_dags(DAGS)
+                deployment.add_pool("narrow", 1)
             yield Room(deployments, folder, locks, engine, Ledger(folder / "ledger.jsonl"))
 
 
@@ -194,4 +199,5 @@ def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str])
     for conn_id, format in FOREIGN.items():
         theirs = connection(name, format=format, table=TABLES[format])
         environment[f"AIRFLOW_CONN_{conn_id.upper()}"] = theirs
-    return Deployment(name, folder / name, here / "dags", env=environment | dict(env), parallelism=6)
+    kind = ProductionDeployment if IN_PRODUCTION else Deployment
+    return kind(name, folder / name, here / "dags", env=environment | dict(env), parallelism=6)

@@ -90,7 +90,6 @@ def test_a_run_keeps_its_lock_through_a_retry_delay_of_three_leases(room: Room, 
 
 def test_a_run_keeps_its_lock_while_its_task_waits_for_a_slot(room: Room, key: str) -> None:
     """For three leases, with nobody inside."""
-    room.airflow.add_pool("narrow", 1)
     occupies = room.start("queued", f"{key}/other")
     room.wait_inside(f"{key}/other", occupies)
     run_id = room.start("queued", key, lease=10, grace=5, seconds=0.5)

@@ -1,0 +1,127 @@
+"""What the tests of each environment came to: a table of cases and environments, for the terminal and for docs/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from xml.etree import ElementTree
+
+from rich.table import Table
+
+from matrix.releases import ROOT, Environment
+
+PAGE = ROOT / "docs" / "versions.md"
+_BEGIN, _END = "<!-- begin: make matrix -->\n", "<!-- end: make matrix -->\n"
+# Each test of these files is a row; the tests of each other file are one row together.
+_CASES = ("tests.airflow.", "tests.test_demo")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test.
+
+    :ivar outcome: ``passed``, ``failed`` or ``skipped``.
+    :ivar seconds: what it has measured, if anything.
+    """
+
+    file: str
+    name: str
+    outcome: str
+    seconds: str | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What pytest has written of one environment."""
+
+    environment: Environment
+
+    @property
+    def path(self) -> Path:
+        """As XML."""
+        return self.environment.folder / "report.xml"
+
+    @property
+    def output(self) -> Path:
+        """What it printed."""
+        return self.environment.folder / "output.txt"
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """All tests that ran; none if pytest was stopped."""
+        if not self.path.exists():
+            return []
+        root = ElementTree.parse(self.path).getroot()  # noqa: S314 - our own file
+        return [_case(each) for each in root.iter("testcase")]
+
+    @property
+    def passed(self) -> bool:
+        """Whether tests ran, and none failed."""
+        return self.count("passed") > 0 and self.count("failed") == 0
+
+    def count(self, outcome: str) -> int:
+        """How many tests ended so."""
+        return sum(case.outcome == outcome for case in self.cases)
+
+    @cached_property
+    def cells(self) -> dict[str, str]:
+        """What the table says: row → result."""
+        cells: dict[str, str] = {}
+        together: dict[str, list[str]] = {}
+        for case in self.cases:
+            if case.file.startswith(_CASES):
+                sign = {"passed": "✓", "failed": "FAILED", "skipped": "–"}[case.outcome]
+                cells[_in_words(case.name)] = f"{case.seconds} s" if case.seconds and sign == "✓" else sign
+            else:
+                together.setdefault(case.file, []).append(case.outcome)
+        for file, outcomes in together.items():
+            failed = outcomes.count("failed")
+            cells[_group(file)] = f"{failed} FAILED" if failed else f"{outcomes.count('passed')} passed"
+        return cells
+
+
+def as_table(reports: Sequence[Report]) -> Table:
+    """For the terminal."""
+    table = Table("", *(report.environment.name for report in reports))
+    for row in _rows(reports):
+        table.add_row(row, *(report.cells.get(row, "not run") for report in reports))
+    return table
+
+
+def write_page(reports: Sequence[Report]) -> None:
+    """Put it into docs/versions.md, between its two marks."""
+    heads = [f"{each.environment.name}" for each in reports]
+    lines = [["", *heads], ["---"] * (len(heads) + 1)]
+    lines += [[row, *(report.cells.get(row, "not run") for report in reports)] for row in _rows(reports)]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    before, _, rest = PAGE.read_text().partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    PAGE.write_text(f"{before}{_BEGIN}{table}{_END}{after}")
+
+
+def _rows(reports: Sequence[Report]) -> list[str]:
+    return list(dict.fromkeys(row for report in reports for row in report.cells))
+
+
+def _case(element: ElementTree.Element) -> Case:
+    kinds = {child.tag for child in element}
+    outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+    properties = {each.get("name"): each.get("value") for each in element.iter("property")}
+    return Case(element.get("classname", ""), element.get("name", ""), outcome, properties.get("seconds"))
+
+
+def _in_words(test: str) -> str:
+    name, _, parameters = test.partition("[")
+    words = name.removeprefix("test_").replace("_", " ")
+    return f"{words} ({parameters.removesuffix(']')})" if parameters else words
+
+
+def _group(file: str) -> str:
+    names = {
+        "tests.layer": "Airflow layer",
+        "tests.cli": "command line",
+        "tests.test_example_dags": "example DAGs",
+    }
+    return next((name for prefix, name in names.items() if file.startswith(prefix)), "packaging")
