@@ -23,7 +23,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -39,7 +38,9 @@ from demo.airflow_client import AirflowClient, AirflowError
 
 GRACE = 3.0  # seconds from SIGTERM to SIGKILL; only a triggerer takes longer, and much longer
 # The supervisor of a task's process, in the log of the component that runs it.
-_FINISHED = re.compile(r"Task finished .*\bduration=([\d.]+).*\btask_instance_id=([\w-]+)")
+_FINISHED = re.compile(
+    r"(?:Task|Workload) finished .*\bduration=([\d.]+)(?:.*\b(?:task_instance|workload)_id=([\w-]+))?"
+)
 HEALTHY = 180.0  # seconds to come up, at most; 2 cores that are shared with another deployment need about 30
 
 
@@ -257,17 +258,14 @@ class Deployment(AirflowClient):
         sessions = [session for component in self.components for session in component.sessions]
         return processes.of_home(self.home, sessions)
 
-    def slot_seconds(self) -> dict[str, float]:
-        """Task instance id → for how long it has occupied a worker slot, as the supervisors of its processes say.
+    def ended_processes(self) -> list[tuple[str, float]]:
+        """The ended processes of tasks: task instance id, and for how many seconds each occupied a worker slot.
 
-        Empty in Airflow 3.0, which does not say of which task a process was.
+        Airflow 3.0 logs no id: it is empty there. Airflow logs the end of a process up to five seconds after it.
         """
-        seconds: defaultdict[str, float] = defaultdict(float)
-        for component in self.components:
-            if component.log.exists():
-                for duration, ti in _FINISHED.findall(component.log.read_text(errors="replace")):
-                    seconds[ti] += float(duration)
-        return dict(seconds)
+        logs = [component.log for component in self.components if component.log.exists()]
+        found = [_FINISHED.findall(log.read_text(errors="replace")) for log in logs]
+        return [(ti, float(seconds)) for each in found for seconds, ti in each]
 
     def component(self, name: str, *command: str) -> Component:
         """One of Airflow's own commands."""
@@ -319,6 +317,8 @@ class Deployment(AirflowClient):
             "AIRFLOW__CORE__PARALLELISM": str(parallelism),
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            # Else a machine that stands still for a minute has its DAGs removed.
+            "AIRFLOW__DAG_PROCESSOR__STALE_DAG_THRESHOLD": "600",
             "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
             "NO_PROXY": "127.0.0.1",
         }

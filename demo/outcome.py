@@ -191,12 +191,12 @@ def outcome(
     task_instances: Mapping[str, Sequence[TaskInstance]],
     *,
     needs_worker: bool = False,
-    slot_seconds: Mapping[str, float] | None = None,
+    processes: Collection[tuple[str, float]] = (),
 ) -> Outcome:
     """Put together what the ledger says and what each deployment, by its name, says of its runs and tasks.
 
     :param needs_worker: see `Outcome`.
-    :param slot_seconds: task instance id → how long it has occupied a worker slot.
+    :param processes: task instance id, and for how many seconds a process of it occupied a worker slot.
     """
     sections = ledger.sections(entries)
     section_of = {(section.deployment, section.run): section for section in sections}
@@ -228,5 +228,5 @@ def outcome(
         runs=[run for its_runs in runs.values() for run in its_runs],
         lock_tasks=lock_tasks,
         needs_worker=needs_worker,
-        slot_seconds=sum((slot_seconds or {}).get(ti.id, 0.0) for ti in lock_tasks),
+        slot_seconds=sum(seconds for ti, seconds in processes if ti in {each.id for each in lock_tasks}),
     )

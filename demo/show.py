@@ -99,14 +99,14 @@ def _watch(deployments: Sequence[Deployment], journal: Path, board: Board, timeo
     while True:
         runs = {each.name: each.runs(DAG) for each in deployments}
         tasks = {each.name: each.task_instances(DAG) for each in deployments}
-        slots = {ti: seconds for each in deployments for ti, seconds in each.slot_seconds().items()}
+        processes = [process for each in deployments for process in each.ended_processes()]
         now = outcome(
-            ledger.read(journal), runs, tasks, needs_worker=not STARTS_IN_TRIGGERER, slot_seconds=slots
+            ledger.read(journal), runs, tasks, needs_worker=not STARTS_IN_TRIGGERER, processes=processes
         )
         board.show(now)
         ended = all(run.state in FINISHED for run in now.runs)
         # Airflow notes the end of a process up to five seconds after it.
-        noted = STARTS_IN_TRIGGERER or all(ti.id in slots for ti in now.lock_tasks)
+        noted = STARTS_IN_TRIGGERER or {ti.id for ti in now.lock_tasks} <= {ti for ti, _ in processes}
         if (ended and noted) or time.monotonic() > deadline:
             return now
         time.sleep(POLL)

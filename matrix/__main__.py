@@ -18,19 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console
 
 from demo.ctrl_c import leaving_on_ctrl_c
-from matrix.releases import ROOT, Environment, MatrixError, chosen
+from matrix.releases import ENVIRONMENTS, ROOT, Environment, MatrixError, chosen
 from matrix.table import Report, as_table, write_page
 
-TESTS = (
-    "tests/airflow/test_group.py",
-    "tests/airflow/test_releases.py",
-    "tests/airflow/test_triggerers.py",
-    "tests/test_demo.py",
-    "tests/layer",
-    "tests/cli/test_airflow.py",
-    "tests/test_example_dags.py",
-    "tests/test_packaging.py",
-)
 AT_ONCE = 2
 
 
@@ -38,12 +28,14 @@ def main() -> int:
     """Do what the command line says; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m matrix", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="AIRFLOW", help="a release, or 'production'; all by default"
+        "names", nargs="*", metavar="AIRFLOW", help="a release, 'production' or 'lowest'; all by default"
     )
     parser.add_argument(
         "--lock", action="store_true", help="write the pins of each release anew, and test nothing"
     )
-    parser.add_argument("--page", action="store_true", help="write the table into docs/versions.md")
+    parser.add_argument(
+        "--page", action="store_true", help="write the last result of every environment into docs/versions.md"
+    )
     parser.add_argument("-k", metavar="EXPRESSION", help="only the tests that match, as in pytest")
     options = parser.parse_args()
     console = Console(highlight=False)
@@ -63,7 +55,7 @@ def main() -> int:
         reports = list(running.reports(environments, options.k, console))
     console.print(as_table(reports))
     if options.page:
-        write_page(reports)
+        write_page([Report(each) for each in ENVIRONMENTS])
     for report in reports:
         if not report.passed:
             console.print(f"[bold red]{report.environment.name} failed[/]: {report.output}", soft_wrap=True)
@@ -103,10 +95,11 @@ class Running:
         report = Report(environment)
         report.path.unlink(missing_ok=True)
         console.print(f"{environment.name}: testing; the output goes to {report.output}", soft_wrap=True)
-        command = [str(environment.python), "-m", "pytest", "--numprocesses", "2", *TESTS]
-        command += ["--junitxml", str(report.path), "-o", f"cache_dir={environment.folder / 'pytest'}"]
+        command = [str(environment.python), "-m", "pytest", "--numprocesses", "2", *environment.tests]
+        command += ["--junitxml", str(report.path), "--basetemp", str(environment.folder / "tests")]
+        command += ["-o", f"cache_dir={environment.folder / 'pytest'}"]
         if expression:
-            command += ["-k", expression]
+            command += ["-k", expression]  # in the place of one that the environment has
         with report.output.open("wb") as output:
             process = subprocess.Popen(
                 command,

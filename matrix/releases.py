@@ -1,7 +1,8 @@
 """Which environments the matrix has, and what is pinned in each.
 
 A release's own pins are what its dependencies resolve to on the days after it came out: a fair copy of the constraint
-file that comes with it. `lock` writes them into ``requirements/airflow-*.txt``.
+file that comes with it. `lock` writes them into ``requirements/airflow-*.txt``. One more environment has the oldest
+version of everything that the package allows, to prove the lower bounds in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +18,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 UV = [sys.executable, "-m", "uv"]
+
+#: What depends on Airflow: a real deployment, the example DAGs, and the package's Airflow layer.
+AIRFLOW_TESTS = (
+    "tests/airflow/test_group.py",
+    "tests/airflow/test_releases.py",
+    "tests/airflow/test_triggerers.py",
+    "tests/test_demo.py",
+    "tests/layer",
+    "tests/cli/test_airflow.py",
+    "tests/test_example_dags.py",
+    "tests/test_packaging.py",
+)
+#: What depends on the other libraries, on the embedded DynamoDB.
+UNIT_TESTS = (
+    "tests/client",
+    "tests/layer",
+    "tests/cli/test_airflow.py",
+    "tests/cli/test_run.py",
+    "tests/cli/test_migrate.py",
+    "tests/test_embedded.py",
+    "tests/test_example_dags.py",
+    "tests/test_packaging.py",
+    "-k",
+    "not dynamodb-local",
+)
 
 
 class MatrixError(Exception):
@@ -30,17 +57,29 @@ class Environment:
     :ivar airflow: the release.
     :ivar pinned: packages uploaded later than this day are not used.
     :ivar pythons: versions that the release supports; the first one that this machine has is used.
+    :ivar tests: arguments of pytest.
+    :ivar oldest: whether each dependency of the package is in the oldest version that it allows.
     """
 
     name: str
     airflow: str
     pinned: str
     pythons: tuple[str, ...]
+    tests: tuple[str, ...] = AIRFLOW_TESTS
+    oldest: bool = False
 
     @property
     def python(self) -> Path:
         """Its interpreter, once it is installed."""
         return self.folder / "venv" / "bin" / "python"
+
+    @property
+    def python_version(self) -> str:
+        """The version of its interpreter, once it is installed."""
+        settings = (self.folder / "venv" / "pyvenv.cfg").read_text()
+        return next(
+            line.partition("=")[2].strip() for line in settings.splitlines() if line.startswith("version")
+        )
 
     @property
     def folder(self) -> Path:
@@ -54,21 +93,25 @@ class Environment:
 
     def lock(self) -> None:
         """Write its pins anew."""
-        _run(
-            *(
-                *UV,
-                "pip",
-                "compile",
-                "--quiet",
-                "--universal",
-                "--python-version",
-                "3.11",
-                "--generate-hashes",
-            ),
-            *("--no-annotate", "--no-emit-index-url", "--custom-compile-command", "make lock"),
-            *("--exclude-newer", self.pinned, "--extra", "embedded", "pyproject.toml"),
-            *(self.lock_file.with_suffix(".in"), "--output-file", self.lock_file),
+        compile_: tuple[str | Path, ...] = (
+            *UV,
+            "pip",
+            "compile",
+            "--quiet",
+            "--universal",
+            "--python-version",
+            "3.11",
         )
+        compile_ += ("--exclude-newer", self.pinned, "--extra", "embedded", "pyproject.toml")
+        with tempfile.NamedTemporaryFile(suffix=".txt") as oldest:
+            if self.oldest:
+                # Not those of the tools that the tests need: they have no lower bounds.
+                _run(*compile_, "--resolution", "lowest-direct", "--output-file", oldest.name)
+            _run(
+                *(*compile_, self.lock_file.with_suffix(".in"), "--constraint", oldest.name),
+                *("--generate-hashes", "--no-annotate", "--no-emit-index-url"),
+                *("--custom-compile-command", "make lock", "--output-file", self.lock_file),
+            )
 
     def install(self) -> None:
         """Make it, or bring it up to date.
@@ -101,8 +144,9 @@ ENVIRONMENTS = (
     Environment("3.0.6", "3.0.6", "2025-09-01", ("3.12", "3.11")),
     Environment("3.1.8", "3.1.8", "2026-03-14", ("3.12", "3.11", "3.13")),
     Environment("3.2.2", "3.2.2", "2026-06-01", ("3.11", "3.12", "3.13")),
-    Environment("3.3.2", "3.3.2", "2026-09-20", ("3.13", "3.12", "3.11")),
+    Environment("3.3.2", "3.3.2", "2026-09-20", ("3.14", "3.13", "3.12", "3.11")),
     Environment("production", "3.3.2", "2026-09-20", ("3.12", "3.13", "3.11")),
+    Environment("lowest", "3.0.6", "2025-09-01", ("3.11", "3.12"), UNIT_TESTS, oldest=True),
 )
 
 

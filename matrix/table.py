@@ -68,17 +68,19 @@ class Report:
     @cached_property
     def cells(self) -> dict[str, str]:
         """What the table says: row → result."""
-        cells: dict[str, str] = {}
+        if not self.cases:
+            return {}
+        cells = {"Python": self.environment.python_version}
         together: dict[str, list[str]] = {}
         for case in self.cases:
             if case.file.startswith(_CASES):
                 sign = {"passed": "✓", "failed": "FAILED", "skipped": "–"}[case.outcome]
                 cells[_in_words(case.name)] = f"{case.seconds} s" if case.seconds and sign == "✓" else sign
             else:
-                together.setdefault(case.file, []).append(case.outcome)
-        for file, outcomes in together.items():
+                together.setdefault(_group(case.file), []).append(case.outcome)
+        for group, outcomes in together.items():
             failed = outcomes.count("failed")
-            cells[_group(file)] = f"{failed} FAILED" if failed else f"{outcomes.count('passed')} passed"
+            cells[group] = f"{failed} FAILED" if failed else f"{outcomes.count('passed')} passed"
         return cells
 
 
@@ -120,8 +122,10 @@ def _in_words(test: str) -> str:
 
 def _group(file: str) -> str:
     names = {
+        "tests.client": "clients",
         "tests.layer": "Airflow layer",
         "tests.cli": "command line",
         "tests.test_example_dags": "example DAGs",
+        "tests.test_embedded": "embedded DynamoDB",
     }
     return next((name for prefix, name in names.items() if file.startswith(prefix)), "packaging")

@@ -122,7 +122,7 @@ def python(*arguments: str, environment: Mapping[str, str]) -> str:
         env=dict(environment),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-10_000:]}\n{done.stderr[-10_000:]}"

@@ -109,6 +109,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
         "PATH": os.environ["PATH"],
         "AIRFLOW_HOME": str(tmp_path_factory.mktemp("home")),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "PYTHONWARNINGS": "ignore",  # Airflow prints those about itself to stdout
     }
     python = Python(folder / "bin" / "python", environment)
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--offline", "--no-deps"]

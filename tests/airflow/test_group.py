@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
 from statistics import median
 
 import psutil
@@ -36,12 +38,19 @@ ON_WORKER = {
     *(() if STARTS_IN_TRIGGERER else ("lock.heartbeat", "lock.release")),
 }
 
+#: Airflow 3.0 does not start a task again that was cleared while it ran: it stays "restarting" (apache/airflow#55045).
+RESTARTS = not version("apache-airflow").startswith("3.0.")
+
+
+Record = Callable[[str, object], None]
+Contend = Callable[..., "Contention"]
+
 
 class Contention:
     """One run inside, and the next in line waiting for it."""
 
-    def __init__(self, room: Room, key: str, dag_id: str = "guarded", task_id: str = "lock.work") -> None:
-        self.room, self.key, self.dag_id, self.task_id = room, key, dag_id, task_id
+    def __init__(self, room: Room, key: str, record: Record, dag_id: str = "guarded") -> None:
+        self.room, self.key, self.record, self.dag_id = room, key, record, dag_id
         self.first = room.start(dag_id, key)
         self.holder = room.wait_inside(key, self.first)
         self.second = room.start("guarded", key)
@@ -60,7 +69,7 @@ class Contention:
         stay = self.room.wait_inside(self.key, self.second, timeout=within + KILL)
         last = max(each.last for each in self.room.stays(self.key) if each.run_id == self.first)
         assert stay.first - last <= within, f"handed over after {stay.first - last:.1f} s"
-        print(f"handed over {stay.first - last:.1f} s after the last sign of the first")
+        self.record("seconds", round(stay.first - last, 1))
         return stay
 
     def finish(self, first: str) -> None:
@@ -74,8 +83,16 @@ class Contention:
         assert not record.holders
 
 
-def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(room: Room, key: str) -> None:
-    runs = Contention(room, key)
+@pytest.fixture
+def contend(room: Room, key: str, record_property: Record) -> Contend:
+    """Begin a contention for the test's lock."""
+    return partial(Contention, room, key, record_property)
+
+
+def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(
+    room: Room, key: str, contend: Contend
+) -> None:
+    runs = contend()
     record = room.locks.get(key)
     assert record is not None
     (holder,) = record.holders.values()
@@ -99,30 +116,30 @@ def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(room: Room, 
         assert isinstance(lease["token"], int)
 
 
-def test_a_guarded_task_fails(room: Room, key: str) -> None:
-    runs = Contention(room, key)
+def test_a_guarded_task_fails(room: Room, contend: Contend) -> None:
+    runs = contend()
     room.tell(runs.first, "fail")
     runs.handed_over(POLL + AIRFLOW)
     runs.finish("failed")
 
 
 @pytest.mark.parametrize("state", ["failed", "success"])
-def test_a_running_guarded_task_is_marked(room: Room, key: str, state: str) -> None:
-    runs = Contention(room, key)
+def test_a_running_guarded_task_is_marked(room: Room, state: str, contend: Contend) -> None:
+    runs = contend()
     room.airflow.set_task_state("guarded", runs.first, "lock.work", state)
     runs.handed_over(GRACE + POLL + AIRFLOW)
     runs.finish(state)
 
 
-def test_the_run_is_marked_failed(room: Room, key: str) -> None:
-    runs = Contention(room, key)
+def test_the_run_is_marked_failed(room: Room, contend: Contend) -> None:
+    runs = contend()
     room.airflow.set_run_state("guarded", runs.first, "failed")
     runs.handed_over(GRACE + POLL + AIRFLOW)
     runs.finish("failed")
 
 
-def test_a_running_guarded_task_is_cleared(room: Room, key: str) -> None:
-    runs = Contention(room, key)
+def test_a_running_guarded_task_is_cleared(room: Room, key: str, contend: Contend) -> None:
+    runs = contend()
     cleared = room.airflow.clear("guarded", runs.first, ["lock.work"])
     assert {"lock.acquire", "lock.work", "lock.release"} <= cleared
     # One of the two is next: the new attempt of the first run, or the second run.
@@ -132,12 +149,16 @@ def test_a_running_guarded_task_is_cleared(room: Room, key: str) -> None:
         KILL + GRACE + POLL + AIRFLOW,
     )
     assert not psutil.pid_exists(runs.holder.pid) or room.stays(key)[0].last < room.stays(key)[1].first
+    if not RESTARTS:
+        assert room.airflow.task_instance("guarded", runs.first, "lock.work").state == "restarting"
+        room.airflow.set_task_state("guarded", runs.first, "lock.work", "failed")
+        room.airflow.clear("guarded", runs.first, ["lock.work"])
     room.tell(runs.first, "finish")
     runs.finish("success")
 
 
-def test_acquire_is_cleared_while_it_waits(room: Room, key: str) -> None:
-    runs = Contention(room, key)
+def test_acquire_is_cleared_while_it_waits(room: Room, contend: Contend) -> None:
+    runs = contend()
     before = room.airflow.task_instance("guarded", runs.second, "lock.acquire")
     room.airflow.clear("guarded", runs.second, ["lock.acquire"])
     until(
@@ -151,8 +172,8 @@ def test_acquire_is_cleared_while_it_waits(room: Room, key: str) -> None:
     runs.finish("success")
 
 
-def test_acquire_is_marked_failed_while_it_waits(room: Room, key: str) -> None:
-    runs = Contention(room, key)
+def test_acquire_is_marked_failed_while_it_waits(room: Room, key: str, contend: Contend) -> None:
+    runs = contend()
     room.airflow.set_task_state("guarded", runs.second, "lock.acquire", "failed")
     assert room.airflow.wait("guarded", runs.second).state == "failed"
     third = room.start("guarded", key)
@@ -163,15 +184,15 @@ def test_acquire_is_marked_failed_while_it_waits(room: Room, key: str) -> None:
     runs.finish("success")
 
 
-def test_the_process_is_killed(room: Room, key: str) -> None:
-    runs = Contention(room, key)
+def test_the_process_is_killed(contend: Contend) -> None:
+    runs = contend()
     os.kill(runs.holder.pid, signal.SIGKILL)
     runs.handed_over(GRACE + POLL + AIRFLOW)
     runs.finish("failed")
 
 
-def test_the_triggerer_is_killed_and_restarted(room: Room, key: str) -> None:
-    runs = Contention(room, key)
+def test_the_triggerer_is_killed_and_restarted(room: Room, key: str, contend: Contend) -> None:
+    runs = contend()
     room.airflow.triggerer.kill()
     room.airflow.triggerer.start()
     room.airflow.wait_until_healthy()
@@ -184,15 +205,15 @@ def test_the_triggerer_is_killed_and_restarted(room: Room, key: str) -> None:
     runs.finish("success")
 
 
-def test_the_run_times_out(room: Room, key: str) -> None:
-    runs = Contention(room, key, "timed_out")
+def test_the_run_times_out(room: Room, contend: Contend) -> None:
+    runs = contend("timed_out")
     assert room.airflow.wait("timed_out", runs.first).state == "failed"
     runs.handed_over(LEASE + POLL + AIRFLOW)
     runs.finish("failed")
 
 
-def test_the_lock_is_broken_by_hand(room: Room, key: str) -> None:
-    runs = Contention(room, key)
+def test_the_lock_is_broken_by_hand(room: Room, key: str, contend: Contend) -> None:
+    runs = contend()
     broken_at = room.stays(key)[0].last
     assert "guarded" in room.locks.break_lock(key, runs.holder.lease_id).owner
     until(lambda: None if psutil.pid_exists(runs.holder.pid) else True, "the first has stopped", 30)
@@ -222,8 +243,8 @@ def test_waiting_past_the_timeout_names_the_holder(
     assert room.locks.release(holder)
 
 
-def test_an_operator_that_is_marked_failed_hands_over(room: Room, key: str) -> None:
-    runs = Contention(room, key, "operator", "locked")
+def test_an_operator_that_is_marked_failed_hands_over(room: Room, contend: Contend) -> None:
+    runs = contend("operator")
     room.airflow.set_task_state("operator", runs.first, "locked", "failed")
     runs.handed_over(GRACE + POLL + AIRFLOW)
     runs.finish("failed")
@@ -269,7 +290,7 @@ def test_sensors_wait_until_the_lock_could_be_taken(room: Room, key: str) -> Non
 
 
 def test_an_uncontended_lock_is_acquired_within_three_seconds(
-    room: Room, key: str, record_property: Callable[[str, object], None]
+    room: Room, key: str, record_property: Record
 ) -> None:
     took = []
     for number in range(10):
@@ -279,6 +300,5 @@ def test_an_uncontended_lock_is_acquired_within_three_seconds(
         assert start
         assert acquire.end
         took.append((acquire.end - start).total_seconds())
-    record_property("acquire_seconds", sorted(took))
-    print("acquired after", sorted(took))
+    record_property("seconds", round(median(took), 1))
     assert median(took) <= 3.0

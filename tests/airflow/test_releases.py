@@ -6,9 +6,7 @@ wrote and by the state of every task: a heartbeat task that failed leaves the ru
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable
 from statistics import median
 
 import pytest
@@ -16,12 +14,10 @@ import pytest
 from airflow_dynamo_lock.compat import RENDERS_IN_TRIGGERER, RESUME_AFTER, STARTS_IN_TRIGGERER
 from airflow_dynamo_lock.provider_info import FIELDS
 from tests.airflow.room import POLL, TABLE, Room, until
-from tests.airflow.test_group import AIRFLOW
+from tests.airflow.test_group import AIRFLOW, Record
 from tests.engines import REGION
 
 pytestmark = pytest.mark.airflow
-
-Record = Callable[[str, object], None]
 
 
 def locked_for(room: Room, key: str, dag_id: str, task_id: str, seconds: float, runs: int = 1) -> float:
@@ -135,24 +131,19 @@ def test_what_a_lock_costs_in_worker_slots(room: Room, record_property: Record) 
     """Seconds of a worker slot that a run needs more because of its lock: the group without any template."""
 
     def slot_seconds(dag_id: str) -> float:
-        before = _slots(room)
+        before = len(room.airflow.ended_processes())
         run_id = room.airflow.trigger(dag_id)
         room.assert_green(dag_id, run_id)
-        processes = sum(ti.pid is not None for ti in room.airflow.task_instances(dag_id, run_id))
-        # Airflow notes the end of a process up to five seconds after it.
-        until(lambda: len(_slots(room)) >= len(before) + processes or None, "all processes have ended", 30)
-        return sum(_slots(room)[len(before) :])
+        started = sum(ti.pid is not None for ti in room.airflow.task_instances(dag_id, run_id))
+        until(
+            lambda: len(room.airflow.ended_processes()) >= before + started or None,
+            "all processes of the run have ended",
+            30,
+        )
+        return sum(seconds for _, seconds in room.airflow.ended_processes()[before:])
 
     with_lock, without = (median(slot_seconds(dag_id) for _ in range(3)) for dag_id in ("constant", "plain"))
     record_property("seconds", round(with_lock - without, 1))
     if STARTS_IN_TRIGGERER:
         tasks = room.airflow.task_instances("constant")
         assert {ti.task_id for ti in tasks if ti.pid is not None} == {"lock.quick"}
-
-
-def _slots(room: Room) -> list[float]:
-    """For how long each process of a task has occupied a worker slot, in the order of their ends."""
-    logs = [component.log.read_text(errors="replace") for component in room.airflow.components]
-    return [
-        float(seconds) for log in logs for seconds in re.findall(r"Task finished .*\bduration=([\d.]+)", log)
-    ]

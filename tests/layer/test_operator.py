@@ -36,6 +36,7 @@ def context(**more: Any) -> Any:
         map_index=-1,
         try_number=1,
         dag_version_id="v",
+        xcom_push=lambda **_: None,
     )
     return {"ti": ti, "outlet_events": {}, **more}
 
