@@ -39,7 +39,6 @@ DAGS = {
     "queued",
     "decorated",
     "constant",
-    "plain",
     "skipping",
     "timed_out",
     "quick",

@@ -110,16 +110,9 @@ with DAG("operator", schedule=None, max_active_runs=300):
 with DAG("decorated", schedule=None, max_active_runs=300):
     task.dynamo_lock(key=KEY, task_id="locked", **TIMES)(be_inside)()
 
-# A lock without any template, and the same work without a lock: what a lock costs in worker slots.
+# A lock without any template.
 with DAG("constant", schedule=None), DynamoLock("constant", lease=20, release_grace=6):
     quick()
-
-with DAG("plain", schedule=None):
-
-    @task
-    def nothing() -> None: ...
-
-    nothing()
 
 with DAG("sensing", schedule=None):
     DynamoLockSensor(task_id="in_triggerer", key=KEY)
