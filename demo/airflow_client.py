@@ -277,7 +277,7 @@ class AirflowClient:
     @cached_property
     def _http(self) -> httpx.Client:
         # A proxy in the environment has no business between us and 127.0.0.1.
-        return httpx.Client(base_url=self.url, timeout=30.0, trust_env=False)
+        return httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
 
     @cached_property
     def _authorization(self) -> dict[str, str]:

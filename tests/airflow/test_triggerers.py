@@ -16,9 +16,10 @@ pytestmark = [
 ]
 
 WAITERS = 4
-#: A triggerer that is silent for 30 s (`triggerer_health_check_threshold`) is dead to Airflow; the others look for such
-#: triggers with each heartbeat, and need a moment to start them.
-TAKEN_OVER = 30.0 + 15.0
+#: Airflow takes 30 s to find a triggerer dead (`triggerer_health_check_threshold`). What it takes here is recorded, not
+#: judged: the machine may be busy.
+LEASE = 180.0
+TAKEN_OVER = 150.0
 
 
 def test_one_of_two_triggerers_is_killed_for_good_and_the_other_takes_over(
@@ -28,12 +29,12 @@ def test_one_of_two_triggerers_is_killed_for_good_and_the_other_takes_over(
     airflow = room.airflow
     assert isinstance(airflow, ProductionDeployment)
     airflow.second_triggerer.kill()
-    occupies = room.start("queued", f"{key}/other", lease=60)
+    occupies = room.start("queued", f"{key}/other", lease=LEASE)
     room.wait_inside(f"{key}/other", occupies)
-    holder = room.start("queued", key, lease=60, seconds=0.5)
+    holder = room.start("queued", key, lease=LEASE, seconds=0.5)
     (lease_id,) = room.wait_record(key, lambda record: record.holders).holders
-    waiting = [room.start("guarded", key, lease=60, seconds=0.5) for _ in range(WAITERS)]
-    until(lambda: len(room.locks.waiters(key)) == WAITERS or None, "all are in the queue", 90)
+    waiting = [room.start("guarded", key, lease=LEASE, seconds=0.5) for _ in range(WAITERS)]
+    until(lambda: len(room.locks.waiters(key)) == WAITERS or None, "all are in the queue", 150)
 
     airflow.second_triggerer.start()
     airflow.triggerer.kill()
@@ -50,7 +51,7 @@ def test_one_of_two_triggerers_is_killed_for_good_and_the_other_takes_over(
             ("queued", holder),
             *(("guarded", each) for each in waiting),
         ]:
-            airflow.wait(dag_id, run_id, timeout=180)
+            airflow.wait(dag_id, run_id, timeout=300)
             room.assert_green(dag_id, run_id)
         room.assert_exclusive(key)
         assert len(room.stays(key)) == 1 + WAITERS
