@@ -21,7 +21,6 @@ import pytest
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.cli.main import carried_out
 from tests.engines import REGION, MotoServer
-from tests.patience import PATIENCE
 
 DYNAMO_LOCK = str(Path(sys.executable).with_name("dynamo-lock"))
 TABLE = "airflow_locks"
@@ -55,7 +54,7 @@ class Shell:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """To its end, as it is installed; its input is empty."""
         running = self.start(*arguments)
-        out, complaints = running.communicate(timeout=PATIENCE)
+        out, complaints = running.communicate(timeout=60)
         return subprocess.CompletedProcess(arguments, running.returncode, out, complaints)
 
     def script(self, script: str, **names: str) -> subprocess.CompletedProcess[str]:
@@ -67,7 +66,7 @@ class Shell:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=60,
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -116,7 +115,7 @@ def read_until(said: str, there: int) -> str:
     """All that a terminal shows before that, and that."""
     found = b""
     while said.encode() not in found:
-        assert select.select([there], [], [], PATIENCE)[0], found
+        assert select.select([there], [], [], 20.0)[0], found
         found += os.read(there, 1)  # what comes after it is for who reads next
     return found.decode()
 
@@ -131,8 +130,8 @@ def engine() -> Iterator[MotoServer]:
 
 @pytest.fixture
 def locks(engine: MotoServer) -> LockClient:
-    """Somebody else's client, whose leases outlast the start of a process on a busy machine."""
-    return LockClient(engine.client(), table=TABLE, owner="somebody else", lease=600)
+    """Somebody else's client."""
+    return LockClient(engine.client(), table=TABLE, owner="somebody else")
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ from socketserver import ThreadingTCPServer
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from tests.patience import PATIENCE
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -122,7 +120,7 @@ class Proxy:
         """What the requests were about, in order."""
         return [request.what for request in self.seen]
 
-    def wait_for(self, count: int, what: str, *, within: float = PATIENCE) -> None:
+    def wait_for(self, count: int, what: str, *, within: float = 10.0) -> None:
         """Wait until so many requests of that kind have come."""
         with self._changed:
             came = self._changed.wait_for(lambda: self.whats().count(what) >= count, within)
@@ -155,7 +153,7 @@ class Proxy:
         rule = Rule(lambda seen: seen.what == what, late=True, times=1)
         with self.applying(rule):
             yield rule
-        assert rule.landed.wait(PATIENCE)
+        assert rule.landed.wait(10)
 
     @contextmanager
     def answering(self, matches: Matches, status: int, code: str, message: str = "") -> Iterator[Rule]:
