@@ -362,14 +362,14 @@ def test_the_triggers_and_what_they_store(
 ) -> None:
     results: dict[str, Any] = {}
 
-    async def keep(value: Any, key: str, **_: Any) -> None:
+    def keep(value: Any, key: str, **_: Any) -> None:
         results[key] = value
 
-    async def give(**_: Any) -> Any:
+    def give(**_: Any) -> Any:
         return results["return_value"]
 
-    monkeypatch.setattr(XCom, "aset", keep)
-    monkeypatch.setattr(XCom, "aget_one", give)
+    monkeypatch.setattr(XCom, "set", keep)
+    monkeypatch.setattr(XCom, "get_one", give)
     triggers: list[BaseTrigger] = [
         DynamoLockAcquireTrigger("triggered"),
         DynamoLockSensorTrigger("triggered", timeout=0.1, poke_interval=0.05),
