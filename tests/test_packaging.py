@@ -73,7 +73,10 @@ class Python:
 
     def airflow(self, *arguments: str) -> Any:
         """What an airflow command says, as JSON."""
-        return json.loads(self.run("-m", "airflow", *arguments, "--output", "json"))
+        *_, found = self.run(
+            "-m", "airflow", *arguments, "--output", "json"
+        ).splitlines()  # Airflow may log before
+        return json.loads(found)
 
     def modules_after(self, code: str) -> set[str]:
         """The top-level modules that are loaded once `code` has run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import logging
 import os
 import pty
 import select
@@ -43,6 +44,8 @@ class Shell:
         """
         out, complaints = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(complaints):
+            # Not there in a process of its own. Airflow 3.0's, of an earlier test, writes what is logged to stdout.
+            patch.setattr(logging.getLogger(), "handlers", [])
             for name, value in {**self.environment, **environment}.items():
                 if value is None:
                     patch.delenv(name, raising=False)
