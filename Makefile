@@ -9,11 +9,14 @@ INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
           --no-annotate --no-emit-index-url --custom-compile-command "make lock"
 
-.PHONY: help setup demo test matrix soak chaos chaos-airflow bench check lock clean
+.PHONY: help setup demo test proof matrix soak chaos chaos-airflow bench check lock clean
 
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
-	@echo 'make test    all tests, the slow ones with a real Airflow among them'
+	@echo 'make test    every rule, once, in under five minutes; one run of two real Airflow deployments among them'
+	@echo 'make proof   all other tests, in up to 45 minutes: a second engine, disasters in a real Airflow and in real'
+	@echo '             processes, 200 waiters, fuzzing, permissions, other libraries, HISTORIES=100000, make matrix;'
+	@echo '             TESTS="tests/chaos -k minute" chooses tests, AIRFLOW=3.0.6 a release for the matrix'
 	@echo 'make matrix  the Airflow layer and a real deployment on each release of Airflow under its own pins, and once as'
 	@echo '             production has it (PostgreSQL, Celery, two triggerers); AIRFLOW=3.0.6 for one, PAGE=1 for docs/'
 	@echo 'make soak    simulated histories, for MINUTES=10, from a seed of its own; SEED=... tells one of them'
@@ -33,16 +36,17 @@ setup: .venv/.dev
 demo: .venv/.demo
 	@.venv/bin/python -m demo $(if $(KEEP),--keep)
 
-# Those that start whole deployments, or whole casts of processes, come one after the other (tests/conftest.py), and
-# beside them only such as do not mind when all stands still for a second. Then the rest, two files at a time.
-ALONE  = tests/airflow tests/chaos tests/histories tests/test_demo.py
-BESIDE = tests/protocol tests/fuzz tests/security tests/cli tests/formats/test_records.py \
-         tests/test_documentation.py tests/test_example_dags.py tests/test_packaging.py
-
+# Every test belongs to one of two suites: those with the marker `proof` to `make proof`, all others to `make test`.
+# An engine or a size can be marked as well, as one parameter of a test (tests/conftest.py).
 test: .venv/.dev
+	@.venv/bin/pytest --numprocesses 2 -m 'not proof'
+
+# TESTS is given to pytest as it is: paths, --ignore, -k.
+TESTS ?= tests
+proof: .venv/.dev
 	@failed=0; \
-	.venv/bin/pytest --numprocesses 2 $(ALONE) $(BESIDE) || failed=1; \
-	.venv/bin/pytest --numprocesses 2 $(ALONE:%=--ignore=%) $(BESIDE:%=--ignore=%) || failed=1; \
+	.venv/bin/pytest --numprocesses 2 -m proof $(TESTS) || failed=1; \
+	$(MAKE) --no-print-directory matrix || failed=1; \
 	exit $$failed
 
 # Each environment is made in .cache/matrix, from requirements/airflow-*.txt (`make lock`).

@@ -6,10 +6,14 @@ The rest of the package imports Airflow's names from here, and asks no version.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
+import psutil
 from airflow import __version__ as _version
 from airflow.sdk import BaseOperator as BaseOperator
 from airflow.sdk import BaseOperatorLink as BaseOperatorLink
@@ -153,6 +157,37 @@ def is_talking_to_supervisor(frame: Any) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def running_task() -> FrameType | None:
+    """The frame of Airflow's task runner from which the code of a task was called that calls this. None outside of
+    Airflow."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "airflow.sdk.execution_time.task_runner":
+        frame = frame.f_back
+    return frame
+
+
+def has_ended(frame: FrameType) -> bool:
+    """Whether a function has returned, or raised: then its frame can be cleared. From any thread."""
+    try:
+        frame.clear()
+    except RuntimeError:
+        return False
+    return True
+
+
+def end_process() -> NoReturn:
+    """End this process and its children at once. Airflow fails the task, or retries it.
+
+    By process id, not by process group: before Airflow 3.3 a task is in the group of its supervisor.
+    """
+    try:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+    finally:
+        os._exit(1)  # not SIGKILL, which Airflow takes for a lack of memory
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from airflow_dynamo_lock.guard import Guard, leave_ended_tasks, show_leases
 from airflow_dynamo_lock.hooks import DynamoLockHook
 from airflow_dynamo_lock.links import LINK_KEY, LockRecordLink, record_url
 from airflow_dynamo_lock.protocol.errors import (
-    LockError,
     LockLostError,
     LockTimeoutError,
     LockUnavailableError,
@@ -334,7 +333,7 @@ class DynamoLockOperator(_Acquires, PythonOperator):
         finally:
             self._guard = None
             guard.leave()
-            self._release(client, held)
+            guard.release()
 
     def execute_locked(self, context: Context, event: Any) -> Any:
         """Go on, on a worker, with the lease that the trigger took."""
@@ -348,13 +347,6 @@ class DynamoLockOperator(_Acquires, PythonOperator):
             # In a thread: a signal handler may have interrupted the very client that is to be used.
             threading.Thread(target=self._guard.abandon, name="dynamo-lock abandon", daemon=True).start()
         super().on_kill()
-
-    def _release(self, client: LockClient, held: LeaseSet) -> None:
-        try:
-            client.give_back(held)
-        except LockError as failure:
-            # Whatever the callable has returned or raised counts for more.
-            self.log.warning("Could not release the lock %s, it will run out: %s", held, failure)
 
 
 def _is_held(client: LockClient, lease: Lease) -> bool:

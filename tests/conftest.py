@@ -1,17 +1,15 @@
-"""What all tests share: they never reach AWS, nor an Airflow of this machine; what runs at the same time; and histories
-that play beside them."""
+"""What all tests share: no test reaches AWS or an Airflow of this machine, and two workers share the test files.
+
+A test, or one parameter of a test, that is marked `proof` is left out of `make test` and run by `make proof`. The
+parameters in question are mostly engines: DynamoDB Local beside moto, and in `tests/protocol` moto beside the simulated
+table.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]
@@ -50,59 +48,23 @@ def dynamodb_local() -> Iterator[Engine]:
         yield served
 
 
-class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """File by file, as with ``--dist loadfile``; but one worker has all that start whole deployments, and much else."""
+#: Files that start whole Airflow deployments or many processes: one worker runs them, one after the other.
+ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/chaos/")
+#: They take longest, so they begin first.
+FIRST = (*ALONE, "tests/test_example_dags.py")
 
-    ALONE = ("tests/airflow/", "tests/chaos/", "tests/histories/", "tests/test_demo.py")
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+    """Give each worker a file at a time, as ``--dist loadfile`` does, but all files in `ALONE` to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "alone" if nodeid.startswith(self.ALONE) else str(super()._split_scope(nodeid))
+        return "alone" if nodeid.startswith(ALONE) else str(super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    # As they are collected: so those of one worker are begun at once, which take the longest.
-    config.option.loadscopereorder = False
+    config.option.loadscopereorder = False  # keep the order of `pytest_collection_modifyitems`
     return Scheduling(config, log)
-
-
-class Playing:
-    """The simulated histories, in processes of their own and with what nobody else wants of the machine's time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._report = folder / "histories.json"
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.histories", "--histories", "25000", "--first", "1"),
-                *("--report", str(self._report), "--idle"),
-            ],
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-        )
-
-    def result(self) -> Any:
-        """Wait until they are over; their figures."""
-        self._process.wait()
-        return json.loads(self._report.read_text())
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
-@pytest.fixture(scope="session")
-def playing_histories(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Playing | None]:
-    """Begun with the tests in a real Airflow, most of what these do is wait; if any test asks for them."""
-    if not any(
-        getattr(item, "originalname", None) == "test_the_invariants_hold_in_all_histories"
-        for item in request.session.items
-    ):
-        yield None
-        return
-    playing = Playing(tmp_path_factory.mktemp("histories"))
-    try:
-        yield playing
-    finally:
-        playing.stop()

@@ -119,9 +119,38 @@ def serve_until_stdin_ends(name: str, port: int, folder: str | None = None) -> N
 def _start_moto(port: int, folder: str | None) -> str:
     from airflow_dynamo_lock.embedded import EmbeddedDynamoDB
 
+    _enforce_limits()
     if folder is not None:
         sys.exit("moto keeps everything in memory: it has no use for a folder.")
     return EmbeddedDynamoDB(port=port).__enter__().endpoint_url
+
+
+def _enforce_limits() -> None:
+    """Let moto refuse requests that exceed DynamoDB's limits, as AWS does and DynamoDB Local does."""
+    import json
+
+    from werkzeug.wrappers import Response
+
+    from airflow_dynamo_lock import embedded
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests import limits
+
+    execute = embedded._Moto.execute
+
+    def limited(self: Any, method: str, path: str, headers: Any, body: bytes) -> Any:
+        service, _, action = {name.lower(): value for name, value in headers}.get(
+            "x-amz-target", ""
+        ).partition(".")
+        if service.startswith("DynamoDB_"):
+            try:
+                limits.check(action, json.loads(body))
+            except limits.LimitExceeded as exceeded:
+                error = {"__type": "com.amazon.coral.validate#ValidationException", "message": str(exceeded)}
+                return Response(json.dumps(error), 400, content_type="application/x-amz-json-1.0")
+        return execute(self, method, path, headers, body)
+
+    embedded._Moto.execute = limited  # type: ignore[method-assign]
 
 
 def _start_dynamodb_local(port: int, folder: str | None) -> str:

@@ -1,9 +1,8 @@
 """Hosts, clocks and a DynamoDB that a test moves by hand.
 
-The table is moto in this process, so that every condition is evaluated by somebody who did not write the protocol.
-Around it everything is simulated: the one true time, each host's own clocks, the ``Date`` header, and what happens to
-a request on its way. Operations are generators, so a test can also stop one between two requests and let another go
-first.
+The table is `tests.histories.sdk.SimulatedClient`, or moto in this process. Around it everything is simulated: the one
+true time, each host's own clocks, the ``Date`` header, and what happens to a request on its way. Operations are
+generators, so a test can also stop one between two requests and let another go first.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from airflow_dynamo_lock.protocol.model import Claim, Holder, Lease, LockRecord,
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.operations import Operations
 from airflow_dynamo_lock.protocol.staleness import MAX_CLOCK_SKEW, Observer
+from tests import limits
 
 TABLE = "locks"
 KEY = "warehouse/orders"
@@ -57,7 +57,7 @@ DENIED = "AWS refuses it, as when credentials have expired"
 class World:
     """The one true time, and an empty lock table in it.
 
-    :param client: a boto3 client of moto, with a table `TABLE`.
+    :param client: a boto3 client of a table `TABLE`.
     :ivar now: true time, seconds.
     :ivar dates: whether the server sends ``Date`` headers. DynamoDB does, DynamoDB Local does not.
     :ivar shows_refused: whether a refused write shows the item. DynamoDB does, DynamoDB Local does not.
@@ -113,7 +113,12 @@ class World:
 
     def _apply(self, request: Request) -> tuple[Mapping[str, Any], bool]:
         try:
+            limits.check(request.action, request.params)
             return getattr(self.client, xform_name(request.action))(**request.params), False
+        except limits.LimitExceeded as exceeded:  # moto does not mind
+            invalid: Any = {"Error": {"Code": "ValidationException", "Message": str(exceeded)}}
+            wire.answer_to(ClientError(invalid, request.action), request, 0.0)
+            raise
         except ClientError as failure:
             wire.answer_to(failure, request, 0.0)  # raises all but a refusal, as users see it
             return (failure.response if self.shows_refused else {}), True

@@ -12,8 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.airflow
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -54,6 +52,7 @@ def test_two_deployments_take_turns(tmp_path: Path) -> None:
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.proof
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     running = demo(tmp_path)
     deadline = time.monotonic() + 60

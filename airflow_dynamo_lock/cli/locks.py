@@ -137,7 +137,7 @@ def get(where: Settings, key: str) -> None:
         return
     show.show(show.LOCK_COLUMNS, show.lock_rows([record]))
     if record.data is not None:
-        click.echo(json.dumps(record.data, indent=2, default=str))
+        click.echo(show.json_text(record.data, indent=2))
 
 
 @click.command("list")
@@ -149,8 +149,13 @@ def list_(where: Settings, prefix: str, held: bool) -> None:
     records = _listed(where.locks(), prefix, held)
     if where.as_json:
         show.as_json([show.lock_values(each) for each in records])
-    else:
+    elif records:
         show.show(show.LOCK_COLUMNS, show.lock_rows(records))
+    else:
+        which = f"{'held ' if held else ''}locks" + (f" with the prefix {prefix!r}" if prefix else "")
+        click.echo(
+            f"No {which} in {'bucket' if where.format == 's3' else 'table'} {where.table!r}.", err=True
+        )
 
 
 @click.command()
@@ -195,7 +200,7 @@ def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) 
                 for each in now
             ]
             if seen != before:
-                click.echo(json.dumps(now, default=str))
+                click.echo(show.json_text(now))
                 before = seen
     with Live(console=console, auto_refresh=False, screen=True) as live:
         for found, outage in looks():
@@ -212,8 +217,10 @@ def waiters(where: Settings, key: str) -> None:
     found = where.locks().waiters(key)
     if where.as_json:
         show.as_json([show.waiter_values(each) for each in found])
-    else:
+    elif found:
         show.show(show.WAITER_COLUMNS, show.waiter_rows(found))
+    else:
+        click.echo(f"No waiters for the lock {key!r}.", err=True)
 
 
 @click.command("break")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,13 @@ _SPARED = ("token", "priority", "last heartbeat", "gives up", "since", "wants", 
 
 
 def as_json(value: Any) -> None:
-    """One JSON document on stdout; all in ASCII, since what others wrote might make a terminal do something."""
-    json.dump(value, sys.stdout, indent=2, default=str)
-    sys.stdout.write("\n")
+    """Print one JSON document to stdout."""
+    sys.stdout.write(json_text(value, indent=2) + "\n")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON in which binary data is base64 text. It is ASCII: text that others wrote could control a terminal."""
+    return json.dumps(value, indent=indent, default=lambda binary: b64encode(binary).decode())
 
 
 def table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

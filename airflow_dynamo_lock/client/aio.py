@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, overload
@@ -22,11 +23,13 @@ from airflow_dynamo_lock.client.core import (
     OnDanger,
     OnLost,
     end_by_error,
+    in_same_process,
+    is_inherited,
     leases_of,
     lost_in_use,
     name_of,
 )
-from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, reply
+from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, pieces, reply
 from airflow_dynamo_lock.protocol import limits, table
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, Tell, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import (
@@ -67,7 +70,8 @@ _RELEASE_WITHIN = 3.0
 
 
 class AsyncLockClient:
-    """Locks in one DynamoDB table, for one event loop. Parameters, results and errors as in `LockClient`.
+    """Locks in one DynamoDB table, for one event loop, and not for a fork of its process. Parameters, results and
+    errors as in `LockClient`.
 
     :param client: an aiobotocore DynamoDB client.
     :param streams: an aiobotocore ``dynamodbstreams`` client, see `LockClient`.
@@ -362,7 +366,7 @@ class AsyncLockClient:
 
     async def close(self, *, release: bool = False) -> None:
         """See `LockClient.close`."""
-        leases = list(self._beating.values())
+        leases = [lease for lease in self._beating.values() if not is_inherited(lease)]
         for beats in list(self._beating):
             beats.cancel()
         failure: LockError | None = None
@@ -423,9 +427,10 @@ class AsyncLockClient:
     # -- how operations are carried out -------------------------------------------------------------------------
 
     async def _run(
-        self, operation: Operation[T], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self, operation: Operation[T], sleep: Callable[[float], Awaitable[None]] | None = None
     ) -> T:
         operation = self._core.format.carry_out(operation)
+        process = os.getpid()
         place: Ticket | None = None
         woken: asyncio.Queue[Exception | None] = asyncio.Queue()
         answer: Any = None
@@ -439,11 +444,12 @@ class AsyncLockClient:
                     return result
                 answer = failure = None
                 try:
+                    in_same_process(process)
                     match effect:
                         case Request():
                             answer = await self._send(effect)
                         case Sleep():
-                            await sleep(effect.seconds)
+                            await (sleep or _sleep)(effect.seconds)
                             answer = monotonic()
                         case Tell():
                             effect.call()
@@ -468,7 +474,7 @@ class AsyncLockClient:
         streams = request.action in STREAM_ACTIONS
         client = self._streams if streams else self._client
         try:
-            async with asyncio.timeout(request.within):
+            async with _timeout(request.within):
                 output = await getattr(client, xform_name(request.action))(**request.params)
                 if "Body" in output:  # an object's
                     output["Body"] = await output["Body"].read()
@@ -525,6 +531,35 @@ class AsyncLockClient:
         if not isinstance(outcome, (Renewed, StillHeld)):
             for each in leases_of(lease):
                 self._core.watch.ended(each.key, each.lease_id)
+
+
+async def _sleep(seconds: float) -> None:
+    for piece in pieces(seconds):
+        await asyncio.sleep(piece)
+
+
+@asynccontextmanager
+async def _timeout(seconds: float | None) -> AsyncIterator[None]:
+    """`asyncio.timeout` that counts the time for which the machine is suspended (see `wire.pieces`)."""
+    if seconds is None:
+        yield
+        return
+    loop, waits = asyncio.get_running_loop(), pieces(seconds)
+    waiting: asyncio.TimerHandle
+    async with asyncio.timeout(None) as timeout:
+
+        def wait() -> None:
+            nonlocal waiting
+            if (piece := next(waits, None)) is None:
+                timeout.reschedule(loop.time())
+            else:
+                waiting = loop.call_later(piece, wait)
+
+        waiting = loop.call_later(next(waits), wait)
+        try:
+            yield
+        finally:
+            waiting.cancel()
 
 
 async def _latest(seen: asyncio.Queue[bool]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,10 @@ from airflow_dynamo_lock.protocol import limits
 from airflow_dynamo_lock.protocol.effects import Operation, ServerClock, Sleep, Stamp
 from airflow_dynamo_lock.protocol.errors import (
     LockAccessError,
+    LockError,
     LockLostError,
     LockNotHeldError,
+    LockTimeoutError,
     LockUnavailableError,
     LockValueError,
 )
@@ -142,14 +145,14 @@ class ClientCore:
         *,
         streams: bool = False,
     ) -> None:
-        self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self._owner = owner
         self.lease = seconds("lease", lease)
         self.heartbeat = None if heartbeat is None else seconds("heartbeat", heartbeat)
         if self.heartbeat is not None:
             limits.checked_heartbeat(self.heartbeat, self.lease)
         self.grace = seconds("release_grace", release_grace)
         self.clock = ServerClock()
-        self.observer = Observer(seconds("max_clock_skew", max_clock_skew, zero=True))
+        self.observer = Observer(limits.checked_clock_skew(max_clock_skew))
         self.format = format_of(
             format,
             table,
@@ -162,11 +165,17 @@ class ClientCore:
                 f"Only tables of the format 'native' have a stream that is read: this is {format!r}."
             )
         self.table = self.format.table
+        self.start()
+
+    def start(self) -> None:
+        """Set up what belongs to one process: at the beginning, and in a fork."""
+        self.owner = self._owner or f"{socket.gethostname()}:{os.getpid()}"
         self.line = Line(self.format, self.stamp, self.observer)
         self.operations = Operations(self.format, self.stamp, self.observer, self.line)
         self.watch = Watch(self.format, self.observer, self.line)
         self._held: dict[tuple[str, str], _Held] = {}
-        self.stream_reader = StreamReader(self.watch, table)
+        self._held_lock = threading.Lock()  # threads of one owner acquire again, and release
+        self.stream_reader = StreamReader(self.watch, self.table)
 
     def stamp(self) -> Stamp:
         """What the next write attempt carries."""
@@ -189,8 +198,20 @@ class ClientCore:
         claims = self._claims(key, options)
         if (again := self._again(claims, options)) is not None:
             return again
-        outcome = yield from self.operations.try_acquire_all(claims, undo=options.get("lease_id") is None)
-        return None if isinstance(outcome, Busy) else self._granted(key, outcome, options)
+        for _ in range(2):
+            outcome = yield from self.operations.try_acquire_all(claims, undo=_undoable(options))
+            if isinstance(outcome, Busy):
+                return None
+            lease = self._granted(key, outcome, options)
+            if lease.remaining() > 0:
+                return lease
+            yield from self._give_back_late(lease, options)
+            claims = self._claims(key, options)
+        raise LockUnavailableError(
+            f"DynamoDB has granted {name_of(lease)} twice, each time with an answer that came after the lease's end: "
+            "acquire it with a longer lease.",
+            maybe_applied=False,
+        )
 
     def acquire(
         self,
@@ -205,16 +226,41 @@ class ClientCore:
         claims = self._claims(key, options)
         if (again := self._again(claims, options)) is not None:
             return again
-        granted = yield from self.operations.acquire_all(
-            claims,
-            now=monotonic(),
-            timeout=None if timeout is None else seconds("timeout", timeout, zero=True),
-            poll_interval=seconds("poll_interval", poll_interval),
-            undo=options.get("lease_id") is None,
-            on_busy=on_busy,
-            on_place=on_place,
+        left = None if timeout is None else seconds("timeout", timeout, zero=True)
+        deadline = math.inf if left is None else monotonic() + left
+        while True:
+            now = monotonic()
+            granted = yield from self.operations.acquire_all(
+                claims,
+                now=now,
+                timeout=None if left is None else max(0.0, deadline - now),
+                poll_interval=seconds("poll_interval", poll_interval),
+                undo=_undoable(options),
+                on_busy=on_busy,
+                on_place=on_place,
+            )
+            lease = self._granted(key, granted, options)
+            if lease.remaining() > 0:
+                return lease
+            yield from self._give_back_late(lease, options)
+            if monotonic() >= deadline:
+                raise LockTimeoutError(
+                    f"DynamoDB has granted {name_of(lease)}, but its answer came after the lease's end, and after the "
+                    f"{left:g} s to wait for the lock: acquire it with a longer lease."
+                )
+            claims = self._claims(key, options)
+
+    def _give_back_late(self, lease: Lease | LeaseSet, options: ClaimOptions) -> Operation[None]:
+        """A lease that has run out before its caller has heard of it. It may be somebody else's by now."""
+        log.warning(
+            "The answer to the grant of %s came after the lease's end; giving it back.", name_of(lease)
         )
-        return self._granted(key, granted, options)
+        if not _undoable(options):
+            return  # another process may work under the same lease id; acquiring again finds its lease (rule R7)
+        try:
+            yield from self.give_back(lease, 0)
+        except LockError as failure:
+            log.warning("Could not release %s, it will run out: %s", name_of(lease), failure)
 
     def wait(
         self, key: str, slots: int, mode: Mode, timeout: Seconds | None, poll_interval: Seconds
@@ -313,6 +359,10 @@ class ClientCore:
         """See `LockClient.leave`."""
         limits.checked_id("A process's id", process)
         lease = lease.checked()
+        if is_inherited(lease):
+            raise LockValueError(
+                f"The parent process entered the lock {lease.key!r}: a fork cannot leave it."
+            )
         outcome = yield from self.operations.leave(
             lease.key, lease.lease_id, process, lease.slots, lease.lease_ms, lease.grace_ms
         )
@@ -352,8 +402,17 @@ class ClientCore:
     ) -> Operation[Released | Abandoned | StillHeld | Lost]:
         """See `LockClient.give_back`."""
         leases = [each.checked() for each in leases_of(lease)]
+        if is_inherited(lease):
+            log.debug(
+                "The lock %s is released by the process that acquired it, not by a fork.", name_of(lease)
+            )
+            return StillHeld(1)
         if (still := self._given_back_once(leases[0])) is not None:
             return still
+        for each in leases:
+            if each.term is not None:
+                # Before the first release is sent: others may hold the lock before its answer arrives.
+                each.term.lose("it was released")
         deadline = math.inf if patience is None else monotonic() + seconds("patience", patience, zero=True)
         applied = False
         denied: float | None = None  # since when
@@ -379,22 +438,21 @@ class ClientCore:
             # By the attempt whose answer was lost (rule R5).
             outcomes = [Released() if isinstance(each, Lost) else each for each in outcomes]
         for each, outcome in zip(leases, outcomes, strict=True):
-            if each.term is not None:
-                each.term.lose("it was released")
             _log_end(each, outcome)
         # Of a set, the worst that has become of one.
         return max(outcomes, key=lambda each: (isinstance(each, Abandoned), isinstance(each, Lost)))
 
     def _given_back_once(self, lease: Lease) -> StillHeld | None:
         """Whether its owner still holds it, having acquired it more often than that."""
-        held = self._held.get((lease.key, lease.owner))
-        if held is None or held.lease.lease_id != lease.lease_id:
+        with self._held_lock:
+            held = self._held.get((lease.key, lease.owner))
+            if held is None or held.lease.lease_id != lease.lease_id:
+                return None
+            held.times -= 1
+            if held.times:
+                return StillHeld(held.times)
+            del self._held[lease.key, lease.owner]
             return None
-        held.times -= 1
-        if held.times:
-            return StillHeld(held.times)
-        del self._held[lease.key, lease.owner]
-        return None
 
     def break_lock(self, key: str, lease_id: str) -> Operation[Holder]:
         """See `LockClient.break_lock`."""
@@ -485,18 +543,21 @@ class ClientCore:
 
     def _again(self, claims: Sequence[Claim], options: ClaimOptions) -> Lease | None:
         """The lease that the owner holds already, if it may have it again."""
-        claim = claims[0]
-        held = self._held.get((claim.key, claim.owner)) if options.get("reentrant") else None
-        if held is None or not held.lease.remaining():
+        if not options.get("reentrant"):
             return None
-        lease = held.lease
-        if (lease.slots, lease.capacity) != (claim.slots, claim.capacity):
-            raise LockValueError(
-                f"{claim.owner} holds the lock {claim.key!r} already, with {lease.slots} of {lease.capacity} slots; it "
-                f"cannot be acquired again with {claim.slots} of {claim.capacity}: ask for the same."
-            )
-        held.times += 1
-        return lease
+        claim = claims[0]
+        with self._held_lock:
+            held = self._held.get((claim.key, claim.owner))
+            if held is None or not held.lease.remaining():
+                return None
+            lease = held.lease
+            if (lease.slots, lease.capacity) != (claim.slots, claim.capacity):
+                raise LockValueError(
+                    f"{claim.owner} holds the lock {claim.key!r} already, with {lease.slots} of {lease.capacity} "
+                    f"slots; it cannot be acquired again with {claim.slots} of {claim.capacity}: ask for the same."
+                )
+            held.times += 1
+            return lease
 
     def _granted(self, key: Keys, granted: Sequence[Granted], options: ClaimOptions) -> Lease | LeaseSet:
         """The lease of one key, or those of several, which share a term."""
@@ -504,7 +565,8 @@ class ClientCore:
         term.renewed(min(each.sent_at for each in granted), granted[0].claim.lease_ms)
         leases = tuple(_lease(each, term) for each in granted)
         if options.get("reentrant"):
-            self._held[leases[0].key, leases[0].owner] = _Held(leases[0])
+            with self._held_lock:
+                self._held[leases[0].key, leases[0].owner] = _Held(leases[0])
         return leases[0] if isinstance(key, str) else LeaseSet(leases)
 
     def _renewed(self, term: Term, lease_ms: int, outcome: Renewed | Lost) -> None:
@@ -512,6 +574,11 @@ class ClientCore:
             term.lose(outcome.describe())
         else:
             term.renewed(outcome.sent_at, min(lease_ms, outcome.holder.lease_ms))
+
+
+def _undoable(options: ClaimOptions) -> bool:
+    """Whether nobody else can use the lease id of this claim."""
+    return options.get("lease_id") is None
 
 
 def leases_of(lease: Lease | LeaseSet) -> tuple[Lease, ...]:
@@ -522,6 +589,21 @@ def leases_of(lease: Lease | LeaseSet) -> tuple[Lease, ...]:
 def name_of(lease: Lease | LeaseSet) -> str:
     """Which locks it is of, for a log."""
     return str(LeaseSet(leases_of(lease)))
+
+
+def is_inherited(lease: Lease | LeaseSet) -> bool:
+    """Whether this process is a fork of the one that acquired the lease, or entered it."""
+    terms = [each.term for each in leases_of(lease)]
+    return any(term is not None and term.process != os.getpid() for term in terms)
+
+
+def in_same_process(process: int) -> None:
+    """Refuse to go on with an operation in a fork of the process that began it: its requests are the parent's to send.
+
+    :raises LockError: this is such a fork.
+    """
+    if os.getpid() != process:
+        raise LockError("A fork cannot go on with an operation that its parent process began.")
 
 
 def end_by_error(lease: Lease | LeaseSet) -> None:

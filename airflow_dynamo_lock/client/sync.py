@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, overload
+from weakref import WeakSet
 
 from botocore import xform_name
 
@@ -24,11 +26,13 @@ from airflow_dynamo_lock.client.core import (
     OnDanger,
     OnLost,
     end_by_error,
+    in_same_process,
+    is_inherited,
     leases_of,
     lost_in_use,
     name_of,
 )
-from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, reply
+from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, pieces, reply
 from airflow_dynamo_lock.protocol import limits, table
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, Tell, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockRecordError, LockValueError
@@ -58,7 +62,8 @@ log = logging.getLogger("airflow_dynamo_lock")
 
 
 class LockClient:
-    """Locks in one DynamoDB table. Safe to share between threads.
+    """Locks in one DynamoDB table. Safe to share between threads, and to use on both sides of a fork: the fork holds
+    nothing, and releases nothing for its parent.
 
     :param client: a boto3 DynamoDB client; make it with ``config=sdk_config()`` (`client.wire`), so that a dead network
         is noticed within seconds.
@@ -111,8 +116,22 @@ class LockClient:
             streams=streams is not None,
         )
         self._beating: set[KeepAlive] = set()
+        self._start()
+        _clients.add(self)
+
+    def _start(self) -> None:
         self._poller = _Poller(self)
         self._tender = _Tender(self)
+
+    def _start_in_fork(self) -> None:
+        """Have nothing in common with the parent process: it has the threads, and what they do is for its leases."""
+        for beats in self._beating:
+            beats.forget()
+        self._beating.clear()
+        self._core.start()
+        self._start()
+        for client in filter(None, (self._client, self._streams)):
+            client.close()  # the copies of its connections
 
     @property
     def table(self) -> str:
@@ -198,8 +217,9 @@ class LockClient:
         :param timeout: seconds to wait at most; 0 tries once, None waits without end.
         :param poll_interval: seconds between looks at the table; all waiters of this client share them.
         :param on_busy: called with the record each time that a try found the lock taken.
-        :param on_place: called with this waiter's place in line when it has changed. From another thread, which
-            it must not hold up; what it raises is logged.
+        :param on_place: called with this waiter's position in the queue each time that it changes. When a waiter of
+            another process gives up, that takes 10 s, and longer in a process that waits for more than ten locks. The
+            call comes from another thread, which it must not block. An exception that it raises is logged.
         :raises LockTimeoutError: it was not free in time; the message names the holders.
         """
         try:
@@ -353,7 +373,7 @@ class LockClient:
         :param release: give back those that heartbeats were sent for; else they run out. Only where nothing works under
             them any more.
         """
-        leases = [beats.lease for beats in list(self._beating)]
+        leases = [beats.lease for beats in list(self._beating) if not is_inherited(beats.lease)]
         for beats in list(self._beating):
             beats.stop()
         failure: LockError | None = None
@@ -367,8 +387,10 @@ class LockClient:
             raise failure
 
     def forget(self, key: str) -> bool:
-        """Delete the record of a lock, sooner than DynamoDB would, a week after its last use. For the sake of the next
-        token, that waits until thirteen seconds after the last grant.
+        """Delete the record of a lock. Without this, DynamoDB deletes it a week after its last use.
+
+        The call waits until `max_clock_skew` + 3 s after the last grant, 13 s by default, so that the next token is
+        larger than the last one.
 
         :returns: True if there is none any more; False if somebody holds the lock or waits for it.
         """
@@ -436,6 +458,7 @@ class LockClient:
 
     def _run(self, operation: Operation[T], sleep: Callable[[float], None] = time.sleep) -> T:
         operation = self._core.format.carry_out(operation)
+        process = os.getpid()
         place: _Place | None = None
         answer: Any = None
         failure: BaseException | None = None
@@ -448,6 +471,7 @@ class LockClient:
                     return result
                 answer = failure = None
                 try:
+                    in_same_process(process)
                     match effect:
                         case Request():
                             answer = self._send(effect)
@@ -466,7 +490,7 @@ class LockClient:
                 except BaseException as raised:
                     failure = raised
         finally:
-            if place is not None:
+            if place is not None and os.getpid() == process:
                 place.give_up()
 
     def _send(self, request: Request) -> Reply:
@@ -482,10 +506,12 @@ class LockClient:
                 answers.put(failure)
 
         threading.Thread(target=call, name=f"dynamo-lock {request.action}", daemon=True).start()
-        try:
-            answer = answers.get(timeout=request.within)
-        except Empty:
-            raise not_answered(request) from None
+        for piece in pieces(request.within):
+            with suppress(Empty):
+                answer = answers.get(timeout=piece)
+                break
+        else:
+            raise not_answered(request)
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -548,9 +574,15 @@ class KeepAlive:
         self._stopped.set()
         self._client._beating.discard(self)
 
+    def forget(self) -> None:
+        """Be stopped, in a fork, where the thread does not exist and may have left the event locked."""
+        self._stopped = threading.Event()
+        self._stopped.set()
+
     def _sleep(self, seconds: float) -> None:
-        if self._stopped.wait(seconds):
-            raise _Stopped
+        for piece in pieces(seconds):
+            if self._stopped.wait(piece):
+                raise _Stopped
 
     def _watch(self, safe_time: float, on_danger: OnDanger) -> None:
         with suppress(_Stopped):
@@ -576,6 +608,22 @@ class KeepAlive:
 
 class _Stopped(Exception):
     pass
+
+
+_clients: WeakSet[LockClient] = WeakSet()
+
+
+def _start_in_fork() -> None:
+    for client in list(_clients):
+        try:
+            client._start_in_fork()
+        except Exception:
+            log.exception(
+                "Could not prepare the client of the lock table %r for use in a fork.", client.table
+            )
+
+
+os.register_at_fork(after_in_child=_start_in_fork)
 
 
 class _Tender:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from botocore import exceptions as aws
@@ -51,9 +52,33 @@ def monotonic() -> float:
     return _clock()
 
 
-_clock: Callable[[], float] = (
-    (lambda: time.clock_gettime(time.CLOCK_BOOTTIME)) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-)
+def _clock_that_counts_sleep() -> Callable[[], float]:
+    # Linux: CLOCK_BOOTTIME. macOS: CLOCK_MONOTONIC, which counts sleep there, unlike time.monotonic().
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
+        if hasattr(time, name):
+            return partial(time.clock_gettime, getattr(time, name))
+    return time.monotonic
+
+
+_clock = _clock_that_counts_sleep()
+
+
+def pieces(seconds: float) -> Iterator[float]:
+    """Divide a wait into waits of at most 1 s, and end it early if the machine was suspended meanwhile.
+
+    Threads and event loops wait by a clock that stops during a suspend. Leases expire by one that does not.
+    """
+    end = monotonic() + seconds
+    while True:
+        piece = min(seconds, _LONGEST_WAIT)
+        yield piece
+        seconds -= piece
+        if seconds <= 0 or monotonic() >= end:
+            return
+
+
+# Seconds. A holder detects an expired lease this long after its machine resumes, at the latest.
+_LONGEST_WAIT = 1.0
 
 # A condition did not hold; and, in S3, there is no such object, or somebody writes it just now.
 _REFUSED = {
@@ -63,6 +88,8 @@ _REFUSED = {
     "NoSuchKey",
 }
 
+# Another write to the item is on its way: a transaction, or a request in another region of a global table.
+_CONFLICTS = ("TransactionConflictException", "ReplicatedWriteConflictException")
 _UNAVAILABLE = {  # error code → whether the write may have been applied
     "ProvisionedThroughputExceededException": False,
     "ThrottlingException": False,
@@ -70,7 +97,7 @@ _UNAVAILABLE = {  # error code → whether the write may have been applied
     "RequestLimitExceeded": False,
     "LimitExceededException": False,
     "TransactionInProgressException": False,
-    "TransactionConflictException": False,
+    **dict.fromkeys(_CONFLICTS, False),
     "TransactionCanceledException": False,
     "InternalServerError": True,
     "InternalFailure": True,
@@ -108,6 +135,10 @@ _OTHER_KEYS = (
     "Type mismatch for key",
     "Type mismatch for attribute to update",
 )
+# In a ValidationException: a value of the request is not one that DynamoDB stores.
+_BAD_VALUE = re.compile(r"ExpressionAttributeValues contains invalid value: (.*?)\.? for key :(\w+)")
+# The argument that a value comes from, by its placeholder. All other values are our own.
+_ARGUMENTS = {"data": "`data`", "holders": "`about`", "me": "`about`"}
 _NO_CREDENTIALS = (
     aws.NoCredentialsError,
     aws.PartialCredentialsError,
@@ -198,6 +229,11 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
                 f"The table {table!r} is not a lock table, its keys differ ({message}): "
                 "check its name; client.check_table() says what is expected and what was found."
             )
+        if bad := _BAD_VALUE.search(message):
+            return LockValueError(
+                f"DynamoDB does not store a value in {_ARGUMENTS.get(bad[2], repr(':' + bad[2]))} of the lock "
+                f"{_keys_of(request)} ({bad[1]}): change that value or leave it out."
+            )
         if "Item size" in message:
             return LockValueError(
                 f"There is no room for this in the record of the lock {_lock_of(request.params)} "
@@ -222,7 +258,7 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
             maybe_applied=True,
         )
     if code in _UNAVAILABLE or status >= 500:
-        kind = LockConflictError if code == "TransactionConflictException" else LockUnavailableError
+        kind = LockConflictError if code in _CONFLICTS else LockUnavailableError
         return kind(
             f"{_service(request)} did not serve {request.action} on table {table!r} ({code}: {message}).",
             # An attempt before this one may have been applied, whatever became of the last.
@@ -269,7 +305,9 @@ def _table_of(request: Request) -> str:
 
 
 def _keys_of(request: Request) -> str:
-    """The locks that a transaction is about."""
+    """The locks that a write, or a transaction, is about."""
+    if "TransactItems" not in request.params:
+        return _lock_of(request.params)
     writes = [params for item in request.params["TransactItems"] for params in item.values()]
     return ", ".join(dict.fromkeys(_lock_of({"Key": each.get("Key") or each["Item"]}) for each in writes))
 
@@ -284,6 +322,8 @@ def _date_ms(header: str | None) -> int | None:
     if not header:
         return None
     try:
-        return int(parsedate_to_datetime(header).timestamp() * 1000)
+        moment = parsedate_to_datetime(header)
     except ValueError:
         return None
+    # HTTP dates are in GMT, whatever they say. Without a zone, Python would take them for the host's local time.
+    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)

@@ -72,7 +72,7 @@ class WaitForRoom:
     :ivar capacity: of how many; None for one who does not take them and goes by what the lock has.
     :ivar takes: it is about to take them, so those behind it are not woken for the same slots.
     :ivar place: where it stands in line (`line.py`); None if it does not.
-    :ivar on_place: told where that is in the line, each time that it may have changed.
+    :ivar on_place: called with the position in the queue each time that it may have changed.
     """
 
     key: str
@@ -116,6 +116,11 @@ class Stamp:
     def best_ms(self) -> int:
         """Server time where known, else the host's clock."""
         return self.host_ms if self.server_ms is None else self.server_ms
+
+    @property
+    def undated(self) -> bool:
+        """Whether this process has had answers, and none of them had a ``Date``."""
+        return self.answered and self.server_ms is None
 
     @property
     def jitter(self) -> float:

@@ -75,4 +75,4 @@ class LockUnavailableError(LockError):
 
 
 class LockConflictError(LockUnavailableError):
-    """A transaction was at work on the record, such as a beat for a set of locks: over in a moment."""
+    """Another write to the record was on its way, such as a heartbeat for a set of locks: over in a moment."""

@@ -13,6 +13,11 @@ Seconds = float | int | timedelta
 
 #: No time is longer than this, in seconds: thirty years, about what an operating system lets a thread wait.
 LONGEST = 1e9
+#: How long a record is kept after its last write, in seconds: by then DynamoDB's TTL may delete it.
+KEPT = 7 * 24 * 3600
+#: The least `max_clock_skew`, in seconds. The argument of rule R3 takes this much of it for itself: a stamp may be up
+#: to 3 s early, and one that arrives late up to 2 s older than the one that it replaces.
+LEAST_CLOCK_SKEW = 5.0
 #: No lock has more slots than this.
 MOST_SLOTS = 10**9
 #: The capacity of a lock that is held in shared mode: a semaphore that nobody can exhaust.
@@ -35,6 +40,8 @@ RELEASE_GRACE = 15.0
 
 # The end of the year 9999, epoch milliseconds: what a datetime can show. No lease is as long.
 _LAST_MS = 253_402_300_799_999
+# What a record must not outlive. Any write sets the time of its expiry, whatever other holders' leases are.
+_LONGEST = dict.fromkeys(("lease", "duration", "release_grace", "min_hold"), KEPT)
 # So much of a value an error shows, in characters.
 _SHOWN = 60
 
@@ -45,12 +52,24 @@ def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise LockValueError(f"{name} must be a number of seconds or a timedelta, not {shown(value)}.")
-    if not (0 < value <= LONGEST or (zero and value == 0)):
+    longest = _LONGEST.get(name, LONGEST)
+    if not (0 < value <= longest or (zero and value == 0)):
         least = "zero or more" if zero else "more than zero"
         raise LockValueError(
-            f"{name} must be a finite time, {least} and at most {LONGEST:g} s, not {shown(value)} s."
+            f"{name} must be a finite time, {least} and at most {longest:.10g} s, not {shown(value)} s."
         )
     return float(value)
+
+
+def checked_clock_skew(value: Seconds) -> float:
+    """By how much DynamoDB's servers may disagree about the time, and `LEAST_CLOCK_SKEW`; in seconds."""
+    skew = seconds("max_clock_skew", value, zero=True)
+    if skew < LEAST_CLOCK_SKEW:
+        raise LockValueError(
+            f"max_clock_skew must be at least {LEAST_CLOCK_SKEW:g} s, not {skew:g} s: with less, a stamp that is a few "
+            "seconds old makes a living holder look dead."
+        )
+    return skew
 
 
 def checked_key(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -170,9 +171,12 @@ class Term:
     """How long a lease can be counted on, by its holder's own clock (rule R4).
 
     Shared by everything that holds or renews one lease, in one process.
+
+    :ivar process: id of the process that made it. A fork of that process has a copy, and may not release the lease.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
+        self.process = os.getpid()
         self._now = now
         self._until = float("-inf")
         self._lost: str | None = None

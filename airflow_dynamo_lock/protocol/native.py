@@ -4,7 +4,7 @@ The record of the lock `key` is the item ``{key, entry: "lock"}``; those who wai
 key, as ``{key, entry: "waiter/…"}``. Every write to the record is one `UpdateItem` whose condition is the whole of its
 safety (rule R1): it names what must still be true, never what was read some time before. Every acquire pushes
 ``expires_at`` ahead, and so does every other write whose sender knows the server's time, so that DynamoDB's TTL never
-comes near a record in use.
+comes near a record in use: no lease, and no `min_hold`, is longer than a record is kept.
 
 A refused write asks for the item as it stands (``ALL_OLD``), so a loser learns in the same request who won (rule R2).
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from airflow_dynamo_lock.protocol.attributes import encode
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Stamp, T
-from airflow_dynamo_lock.protocol.limits import checked_key
+from airflow_dynamo_lock.protocol.limits import KEPT, SHARED, checked_key
 from airflow_dynamo_lock.protocol.model import Change, Claim, Holder, LockRecord, Waiter
 from airflow_dynamo_lock.protocol.places import front_of, mark_after, mark_at, next_number, number_of
 from airflow_dynamo_lock.protocol.reading import TableReads
@@ -31,7 +31,7 @@ TTL_ATTRIBUTE = "expires_at"
 LOCK_ENTRY = "lock"
 
 #: How long an idle record outlives its last write, so that its fencing token is remembered (rule R10).
-RETENTION_MS = 7 * 24 * 3600 * 1000
+RETENTION_MS = KEPT * 1000
 
 # In `seed`: whether the time that the record's first token was taken from has been compared with the server's. It may
 # come from a host's clock, or from an old estimate; until it is checked, it may be far off, but nobody has heard of a
@@ -42,9 +42,9 @@ GUESSED, CHECKED = "guessed", "checked"
 # seconds, and one request more now and then does no harm.
 OVERTAKEN_MS = 2000
 
-#: How old a lock's last token has to be before its record may go, milliseconds. The next one is taken from the time, as
-#: somebody else estimates it: by 3 s behind at most, of a server whose clock may be behind by `max_clock_skew`.
-TOKEN_AGE_MS = 13_000
+#: How far behind a server's clock a process may estimate it, milliseconds. A record may be deleted when its last token
+#: is older than this and `max_clock_skew` together: the next token is taken from somebody else's estimate of the time.
+ESTIMATE_BEHIND_MS = 3_000
 
 # A write that takes the lock may arrive after its sender has taken it, by a second attempt, and given it back, and must
 # not take it once more then. So it succeeds only if no holder has gone since it was stamped, or none but the one that
@@ -60,6 +60,9 @@ _NOT_ENDING = " AND attribute_not_exists(#holders.#me.#ending)"
 
 # The mark is not raised: there may be somebody before it.
 _LOWERS = " AND (attribute_not_exists(#first) OR #first >= :front)"
+
+#: Dead holders that one write removes, at most. DynamoDB takes expressions of 4,096 bytes.
+MOST_CLEARED = 40
 
 _NONE = Change()
 
@@ -162,7 +165,7 @@ class NativeFormat(TableReads):
                 ":left": claim.capacity - claim.slots,
                 ":capacity": claim.capacity,
                 ":now": stamp.best_ms,
-                ":state": CHECKED if foreign else GUESSED,
+                ":state": CHECKED if foreign or stamp.undated else GUESSED,
                 ":one": 1,
                 ":zero": 0,
                 ":map": "M",
@@ -209,11 +212,16 @@ class NativeFormat(TableReads):
         leave: int = 0,
     ) -> Request:
         """Take the place of dead holders, in the same write, and `leave` slots for those who are to have them first.
-        Conditional on each one's *version*: one that beat in the meantime is alive and wins (rule R3)."""
+        Conditional on each one's *version*: one that beat in the meantime is alive and wins (rule R3).
+
+        :param dead: `MOST_CLEARED` at most.
+        """
         names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
+        # A reader that removes dead readers does not continue their work.
+        takes_over = took_over(dead) and not claim.capacity == record.capacity == SHARED
         values: dict[str, Any] = {
             **_turn_values(turn),
-            ":me": holder_values(claim, stamp, took_over=took_over(dead)),
+            ":me": holder_values(claim, stamp, took_over=takes_over),
             ":one": 1,
             ":capacity": claim.capacity,
             ":vacated_at": stamp.best_ms,
@@ -221,7 +229,7 @@ class NativeFormat(TableReads):
             ":data": claim.data,
         }
         values |= {f":version{i}": holder.version for i, holder in enumerate(dead)}
-        conditions = [f"#holders.#dead{i}.#version = :version{i}" for i in range(len(dead))]
+        conditions = _unchanged(dead)
         if len(dead) == len(record.holders):
             # Nobody is left, so the counters start afresh, and the capacity may be another.
             conditions.append(f"size(#holders) = :holders AND {_capacity_may_be(record)}")
@@ -241,6 +249,26 @@ class NativeFormat(TableReads):
             " AND ".join([*conditions, "attribute_not_exists(#holders.#me)"]) + turn.and_condition,
             values,
             me=claim.lease_id,
+            **names,
+        )
+
+    def clear(self, key: str, dead: Sequence[Holder], stamp: Stamp) -> Request:
+        """Remove dead holders, where there are too many for `reclaim`. Conditional on each one's version, as there.
+
+        :param dead: `MOST_CLEARED` at most.
+        """
+        names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
+        return self._write(
+            key,
+            "SET #available = #available + :slots, #vacated_at = :vacated_at, #expires_at = :expires_at"
+            + _remove([f"#holders.#{name}" for name in names]),
+            " AND ".join(_unchanged(dead)),
+            {
+                ":slots": sum(holder.slots for holder in dead),
+                ":vacated_at": stamp.best_ms,
+                ":expires_at": _expiry(stamp, 0),
+                **{f":version{i}": holder.version for i, holder in enumerate(dead)},
+            },
             **names,
         )
 
@@ -376,10 +404,12 @@ class NativeFormat(TableReads):
             values={":ending": True, ":lease_ms": grace_ms},
         )
 
-    def forget(self, key: str, stamp: Stamp) -> Request:
-        """Delete the record of a lock that nobody holds or waits for, if its last token is old enough."""
-        alone = "#available = #capacity AND size(#holders) = :zero AND attribute_not_exists(#first) AND #token <= :now"
-        write = self._write(key, "", alone, {":zero": 0, ":now": stamp.best_ms - TOKEN_AGE_MS})
+    def forget(self, key: str, latest_token: int | None) -> Request:
+        """Delete the record of a lock that nobody holds or waits for, if its last token is no later than that."""
+        alone = "#available = #capacity AND size(#holders) = :zero AND attribute_not_exists(#first)"
+        if latest_token is not None:
+            alone += " AND #token <= :latest"
+        write = self._write(key, "", alone, {":zero": 0, ":latest": latest_token})
         left_out = ("UpdateExpression", "ReturnValues")
         return Request(
             "DeleteItem", {name: value for name, value in write.params.items() if name not in left_out}
@@ -748,6 +778,11 @@ def _remove(paths: Sequence[str]) -> str:
     return f" REMOVE {', '.join(paths)}" if paths else ""
 
 
+def _unchanged(dead: Sequence[Holder]) -> list[str]:
+    """Conditions: none of them has beaten since it was found dead."""
+    return [f"#holders.#dead{i}.#version = :version{i}" for i in range(len(dead))]
+
+
 def _turn_values(turn: Turn) -> dict[str, Any]:
     return {**turn.values, ":next_first": turn.next}
 
@@ -796,8 +831,9 @@ def holder_values(claim: Claim, stamp: Stamp, *, took_over: bool = False) -> dic
         "version": stamp.version,
         "acquired_at": stamp.best_ms,
         "inside": {},
-        # In a process's first write the host's clock: nobody hears of the grant before a `Date` has confirmed it.
-        "renewed_at": stamp.best_ms,
+        # In a process's first write the host's clock: `Operations._granted` confirms it, or removes it. A process that
+        # sees no `Date` has no time that others may rely on.
+        **({} if stamp.undated else {"renewed_at": stamp.best_ms}),
         **({"hold_until": stamp.best_ms + claim.min_hold_ms} if claim.min_hold_ms else {}),
         **({"took_over": True} if took_over else {}),
         **({"about": about} if about else {}),

@@ -27,11 +27,12 @@ from airflow_dynamo_lock.protocol.errors import (
 from airflow_dynamo_lock.protocol.holding import ROUNDS, log
 from airflow_dynamo_lock.protocol.limits import WAITING
 from airflow_dynamo_lock.protocol.model import ONE_OR_ALL, Broken, CapacitySet, LockRecord
-from airflow_dynamo_lock.protocol.native import TOKEN_AGE_MS
+from airflow_dynamo_lock.protocol.native import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.protocol.taking import Taking
 
-# For so long, milliseconds, it is worth waiting until a token is old enough. One that takes longer is ahead of time.
-_SOON_MS = TOKEN_AGE_MS + 5_000
+# A token may be ahead of the time by this much, milliseconds. The record of one that is further ahead is not deleted:
+# it would take too long to wait for.
+_AHEAD_MS = 5_000
 
 
 @dataclass(frozen=True)
@@ -100,22 +101,29 @@ class Operations(Taking):
             maybe_applied=False,
         )
 
-    def forget(self, key: str) -> Operation[bool]:
+    def forget(self, key: str, *, at_once: bool = False) -> Operation[bool]:
         """Delete the record of a lock that nobody holds or waits for. Whether there is none any more.
 
         The next token is taken from the time, as other processes know it, and must be larger than the last one (R10):
         so a record whose token is quite new is deleted a moment later.
+
+        :param at_once: do not wait. The next token may then be smaller than the last one.
         """
+        token_age_ms = ESTIMATE_BEHIND_MS + self.observer.max_clock_skew_ms
         record = yield from self.get(key)  # which tells the server's time, too
         for _ in range(ROUNDS):
             if record is None:
                 return True
-            early_ms = record.token + TOKEN_AGE_MS - self.stamp().best_ms
-            if record.holders or record.first is not None or early_ms > _SOON_MS:
+            if record.holders or record.first is not None:
                 return False
-            if early_ms > 0:
-                yield Sleep(early_ms / 1000)
-            reply: Reply = yield self.format.forget(key, self.stamp())
+            if not at_once:
+                now_ms = self.stamp().best_ms
+                if record.token > now_ms + _AHEAD_MS:
+                    return False
+                if (early_ms := record.token + token_age_ms - now_ms) > 0:
+                    yield Sleep(early_ms / 1000)
+            latest_token = None if at_once else self.stamp().best_ms - token_age_ms
+            reply: Reply = yield self.format.forget(key, latest_token)
             if not reply.refused:
                 return True
             record = yield from self.get(key)

@@ -3,17 +3,18 @@
 What this rests on: (a) *observation* needs that the observer's monotonic clock and the holder's run at the same rate
 to within `limits.MARGIN`; (b) *server time* needs that the clocks of DynamoDB's servers agree to within
 `max_clock_skew`, less 5 s: the 3 s by which a stamp may be early, and the 2 s by which one that arrives late may be
-older than the one whose place it takes. And it needs that an engine which dates its answers to anybody dates them to
-everybody. No host's wall clock is ever relied on: a process's first write has nothing else to stamp with, but counts as
-a grant only after the answer has shown the clock to be right, or it has been put right (`Operations._granted`). Being
-wrong here is caught once more: a reclaim is conditional on the dead holder's version, so one that beat in the meantime
-wins.
+older than the one whose place it takes. A process whose answers have no ``Date`` shows no stamp, so its holders are
+judged by observation alone. No host's wall clock is ever relied on: a process's first write has nothing else to stamp
+with, but counts as a grant only after the answer has shown the clock to be right, or it has been put right
+(`Operations._granted`). Being wrong here is caught once more: a reclaim is conditional on the dead holder's version, so
+one that beat in the meantime wins.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import NamedTuple
 
 from airflow_dynamo_lock.protocol.effects import Reply
 from airflow_dynamo_lock.protocol.model import Holder, LockRecord
@@ -26,43 +27,62 @@ MAX_CLOCK_SKEW = 10.0
 _REMEMBERED = 20_000
 
 
+class _Seen(NamedTuple):
+    """A holder, as this process has seen it. Times are monotonic seconds.
+
+    :ivar since: when its present version was first seen.
+    :ivar beaten_after: a moment before the heartbeat that wrote this version.
+    :ivar looked_at: when the last look was sent.
+    """
+
+    version: str
+    since: float
+    beaten_after: float
+    looked_at: float
+
+
 class Observer:
     """Remembers when each holder's present version was first seen by this process."""
 
     def __init__(self, max_clock_skew: float = MAX_CLOCK_SKEW) -> None:
         self.max_clock_skew_ms = int(max_clock_skew * 1000)
-        self._first_seen: OrderedDict[str, dict[str, tuple[str, float]]] = OrderedDict()
+        self._seen: OrderedDict[str, dict[str, _Seen]] = OrderedDict()
 
     def see(self, record: LockRecord, reply: Reply) -> list[Holder]:
         """Take in a record as `reply` delivered it, and say which of its holders are dead."""
-        before = self._first_seen.pop(record.key, {})
-        now: dict[str, tuple[str, float]] = {}
+        before = self._seen.pop(record.key, {})
+        now: dict[str, _Seen] = {}
         dead = []
         for lease_id, holder in record.holders.items():
-            version, since = before.get(lease_id, (None, 0.0))
-            if version != holder.version:
+            last = before.get(lease_id)
+            if last is not None and last.version == holder.version:
+                seen = last._replace(looked_at=reply.sent_at)
+            else:
                 # Counted from when the answer *arrived*: the beat was sent before that.
-                since = reply.received_at
-            now[lease_id] = (holder.version, since)
+                beaten_after = -math.inf if last is None else last.looked_at
+                seen = _Seen(holder.version, reply.received_at, beaten_after, reply.sent_at)
+            now[lease_id] = seen
             # … up to when the question that found it unchanged was *sent*: the answer is no older than that.
-            silent = holder.lease_ms > 0 and (reply.sent_at - since) * 1000 >= holder.lease_ms
-            if silent or self._outlived(holder, reply.server_ms):
+            silent = holder.lease_ms > 0 and (reply.sent_at - seen.since) * 1000 >= holder.lease_ms
+            # Who has beaten within a lease is alive, whatever time an answer gives.
+            may_be_silent = (reply.received_at - seen.beaten_after) * 1000 >= holder.lease_ms
+            if silent or (may_be_silent and self._outlived(holder, reply.server_ms)):
                 dead.append(holder)
         if now:
-            self._first_seen[record.key] = now
-            if len(self._first_seen) > _REMEMBERED:
-                self._first_seen.popitem(last=False)
+            self._seen[record.key] = now
+            if len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
         return dead
 
     def next_death(self, record: LockRecord, reply: Reply) -> float:
         """When the first of those that `see` has just found alive is dead, if it stays silent: monotonic seconds."""
         deaths = [math.inf]
-        for lease_id, (_, since) in self._first_seen.get(record.key, {}).items():
+        for lease_id, seen in self._seen.get(record.key, {}).items():
             holder = record.holders.get(lease_id)
             if holder is None:
                 continue  # another thread has seen a newer record since
             if holder.lease_ms > 0:
-                deaths.append(since + holder.lease_ms / 1000)
+                deaths.append(seen.since + holder.lease_ms / 1000)
             if reply.server_ms is not None and (end_ms := self._end_ms(holder)) is not None:
                 left_ms = end_ms - reply.server_ms
                 deaths.append(reply.received_at + left_ms / 1000 + 1)  # a `Date` has whole seconds

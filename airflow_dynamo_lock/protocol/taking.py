@@ -21,6 +21,7 @@ from airflow_dynamo_lock.protocol.errors import (
     LockValueError,
 )
 from airflow_dynamo_lock.protocol.holding import CONFLICT_PAUSE, ROUNDS, Holding, log
+from airflow_dynamo_lock.protocol.limits import SHARED
 from airflow_dynamo_lock.protocol.line import View, news
 from airflow_dynamo_lock.protocol.model import (
     Busy,
@@ -32,7 +33,7 @@ from airflow_dynamo_lock.protocol.model import (
     Waiter,
     alike,
 )
-from airflow_dynamo_lock.protocol.native import ANY_LINE, NO_LINE
+from airflow_dynamo_lock.protocol.native import ANY_LINE, MOST_CLEARED, NO_LINE
 
 # By how much the time in a grant may be behind, or ahead of, the `Date` of the answer to it. That header has whole
 # seconds, and so has what a stamp is estimated from.
@@ -232,15 +233,20 @@ class Taking(Holding):
         :param mine: where the caller stands in line.
         """
         if seen is not None and (seen[0] is None or seen[0].first is None or not claim.fair):
-            return (yield from self._choose(claim, *seen, None))
+            return (yield from self._choose(claim, *seen, None, within))
         view = yield from self.line.look(claim, mine, within)
         self.line.sweep(claim.key, view.dead)
         if not view.standing and mine is not None:
             yield from self.line.stand([mine], within)
-        return (yield from self._choose(claim, view.record, view.reply, view))
+        return (yield from self._choose(claim, view.record, view.reply, view, within))
 
     def _choose(
-        self, claim: Claim, record: LockRecord | None, reply: Reply, view: View | None
+        self,
+        claim: Claim,
+        record: LockRecord | None,
+        reply: Reply,
+        view: View | None,
+        within: float | None,
     ) -> Operation[_Take | Busy]:
         """What to write for a claim, given the lock as an answer has just shown it; or nothing, since it is busy.
 
@@ -289,11 +295,34 @@ class Taking(Holding):
             return Busy(record, ahead)
         if not record.holders:
             return _Take(claim, stamp, self.format.take_idle(claim, stamp, record, turn))
-        if record.capacity == claim.capacity and record.available >= claim.slots + leave:
+        has_room = record.capacity == claim.capacity and record.available >= claim.slots + leave
+        clears = claim.capacity == SHARED and dead
+        if has_room and not clears:
             return _Take(claim, stamp, self.format.take_room(claim, stamp, record, turn, leave))
         victims = enough(claim, record, dead, leave)
+        if len(victims) > MOST_CLEARED and not has_room:
+            return (yield from self._clear(claim, record, victims, view, within))
+        victims = victims[:MOST_CLEARED]
         write = self.format.reclaim(claim, record, victims, stamp, turn, leave)
-        return _Take(claim, stamp, write, victims)
+        return _Take(claim, stamp, write, () if has_room else victims)
+
+    def _clear(
+        self,
+        claim: Claim,
+        record: LockRecord,
+        dead: Sequence[Holder],
+        view: View | None,
+        within: float | None,
+    ) -> Operation[_Take | Busy]:
+        """Remove some of the dead holders, of whom there are too many for one write, and choose again."""
+        some = dead[-MOST_CLEARED:]
+        reply: Reply = yield in_time(self.format.clear(claim.key, some, self.stamp()), within)
+        if reply.refused:
+            # One of them lives, or somebody else removes them.
+            return Busy(record)
+        log.info("Removed %d dead holders of the lock %r.", len(some), claim.key)
+        record = self.format.record(reply.output["Attributes"], reply.server_ms)
+        return (yield from self._choose(claim, record, reply, view, within))
 
     def _granted(
         self,
@@ -307,14 +336,21 @@ class Taking(Holding):
         A process's first write has only the host's clock to stamp and to seed a token with, and a machine that was
         paused an old estimate of the server's. Nobody is told of a grant before the `Date` of the answer has confirmed
         what the record shows, or it has been put right: until then it does no harm if somebody takes the holder for
-        dead. An engine that does not date its answers dates nobody's, so that nobody can draw a conclusion from the
-        stamp either.
+        dead. If the answer has no `Date`, others may still see one: the times are removed, so that nobody can draw a
+        conclusion from them, and the token counts as it is.
         """
         claim, stamp = write.claim, write.stamp
         token, acquired_at_ms = record.token, record.holders[claim.lease_id].acquired_at_ms or stamp.best_ms
         # Of a token that is far from where a good clock would have seeded it, nobody has been told.
         seed_is_wrong = record.unproven and not self._close(reply, token)
-        if seed_is_wrong or not self._close(reply, record.holders[claim.lease_id].renewed_at_ms, stamp):
+        by_host = stamp.server_ms is None and reply.server_ms is None
+        undated = by_host and (record.unproven or record.holders[claim.lease_id].renewed_at_ms is not None)
+        if undated:
+            stamp = self.stamp()
+            reply = yield in_time(self.format.put_right(claim, record, token, stamp), within)
+            if reply.refused:
+                return None
+        elif seed_is_wrong or not self._close(reply, record.holders[claim.lease_id].renewed_at_ms, stamp):
             stamp = self.stamp()
             acquired_at_ms = stamp.best_ms
             if (
@@ -366,7 +402,7 @@ class Taking(Holding):
         :param now: the present monotonic time.
         :param timeout: seconds to wait at most; 0 tries once, None waits without end.
         :param on_busy: told each time that a try found the lock taken.
-        :param on_place: told where it stands in line, each time that this has changed.
+        :param on_place: called with the position in the queue each time that it has changed.
         :raises LockTimeoutError: it was not free in time; the message names the holders.
         :raises LockUnavailableError: DynamoDB could not be reached, up to the last moment.
         """

@@ -30,6 +30,9 @@ _PATIENT = 2
 # at most. It goes on, for what a stream may have lost.
 _CALMER = 10
 _CALMEST = 30.0
+# How often a queue is read again although the record of its lock has not changed, in seconds: a waiter behind the first
+# one that gives up changes only the queue.
+_QUEUE_EVERY = 10.0
 
 
 @dataclass(eq=False)
@@ -81,6 +84,10 @@ class Watch:
     _pause: dict[str, int] = field(default_factory=dict, init=False)
     _told: dict[str, object] = field(default_factory=dict, init=False)
     _drawn: dict[str, int] = field(default_factory=dict, init=False)
+    # When each queue was last read in which a waiter of this process has others ahead of it, and when the poller last
+    # considered reading them again.
+    _behind: dict[str, float] = field(default_factory=dict, init=False)
+    _reread_at: float = field(default=0.0, init=False)
     # What was free when it was last read, and for how many polls nobody has taken it.
     _unused: dict[str, tuple[object, int]] = field(default_factory=dict, init=False)
     # What the stream has told, and up to when it has told all; when each lock should be looked at for a dead holder.
@@ -105,8 +112,9 @@ class Watch:
         """Give the place up; a key that nobody looks at is no longer read."""
         if isinstance(place, Ticket):
             _drop(self.tickets, place.wants.key, place)
+            self._told.pop(place.wants.key, None)  # those behind it move up
             if place.wants.key not in self.tickets:
-                for each in (self._rounds, self._pause, self._told, self._drawn, self._unused):
+                for each in (self._rounds, self._pause, self._drawn, self._behind, self._unused):
                     each.pop(place.wants.key, None)
         else:
             _drop(self.sights, place.key, place)
@@ -145,6 +153,7 @@ class Watch:
                 for key in keys - unprocessed:
                     self._seen(key, records.get(key), reply)
                     yield from self._tell_places(key, records.get(key))
+            yield from self._tell_again()
 
     def _near(self) -> set[str]:
         """The keys to read in a poll. Where nobody here is near the head of the line, not in each."""
@@ -157,28 +166,47 @@ class Watch:
         return near
 
     def _tell_places(self, key: str, record: LockRecord | None) -> Operation[None]:
-        """Tell those who want to know where they stand, if that may have changed."""
-        told = [each for each in self.tickets.get(key, ()) if each.wants.on_place and each.wants.place]
+        """Report the positions in a queue if the record shows that they may have changed."""
         drawn = 0 if record is None else record.tickets
         now = None if record is None else (record.token, drawn, record.first)
-        if not told or self._told.get(key) == now:
+        if self._told.get(key) != now and (yield from self._tell(key)):
+            if drawn == self._drawn.get(key):
+                self._told[key] = now
+            self._drawn[key] = drawn  # who has just drawn one may not stand there yet: look once more
+
+    def _tell_again(self) -> Operation[None]:
+        """Report the positions in queues that were not read for a while: one a second, the longest unread first."""
+        affordable = int(self._now - self._reread_at)
+        if not affordable:
             return
+        self._reread_at = self._now
+        for key in sorted(self._behind, key=self._behind.__getitem__)[:affordable]:
+            if self._now - self._behind.get(key, self._now) >= _QUEUE_EVERY:
+                yield from self._tell(key)
+
+    def _tell(self, key: str) -> Operation[bool]:
+        """Read a queue and report their positions to the waiters that asked for them. False if nothing was read."""
+        told = [each for each in self.tickets.get(key, ()) if each.wants.on_place and each.wants.place]
+        self._behind.pop(key, None)
+        if not told:
+            return False
+        self._behind[key] = self._now
         try:
             waiters = yield from self.line.everybody(key)
         except LockError as failure:
             log.debug("Cannot see who waits for the lock %r: %s", key, failure)
-            return
-        if drawn == self._drawn.get(key):
-            self._told[key] = now
-        self._drawn[key] = drawn  # who has just drawn one may not stand there yet: look once more
+            return False
         where_is = standings(waiters)
-        for ticket in told:
-            where = where_is.get(ticket.wants.place or "")
+        found = [(each, where_is.get(each.wants.place or "")) for each in told]
+        if not any(where is not None and where.number > 1 for _, where in found):
+            self._behind.pop(key, None)
+        for ticket, where in found:
             if where is not None and ticket.wants.on_place:
                 try:
                     yield Tell(partial(ticket.wants.on_place, where))
                 except Exception:  # his own, and nobody else's
                     log.exception("The on_place of one who waits for the lock %r has failed.", key)
+        return True
 
     # -- the table's stream, where one is read (`streams.py`) ---------------------------------------------------
 

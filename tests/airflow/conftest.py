@@ -10,11 +10,6 @@ import pytest
 from tests.airflow.room import Room, opened
 
 
-@pytest.fixture(scope="package", autouse=True)
-def beside(playing_histories: object) -> None:
-    """Simulated histories are played meanwhile."""
-
-
 @pytest.fixture(scope="package")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     """The deployment that all these tests share; each uses a key of its own."""

@@ -9,7 +9,7 @@ from tests.airflow.room import FOREIGN, Room, until
 from tests.engines import REGION
 from tests.formats.conftest import make_place
 
-pytestmark = pytest.mark.airflow
+pytestmark = pytest.mark.proof
 
 
 def test_a_group_and_a_sensor_take_turns_with_a_program_in_each_format(room: Room, key: str) -> None:

@@ -21,7 +21,7 @@ from airflow_dynamo_lock.compat import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
 from tests.airflow.room import GRACE, LEASE, POLL, Room, until
 from tests.airflow.stays import Stay
 
-pytestmark = pytest.mark.airflow
+pytestmark = pytest.mark.proof
 
 #: What Airflow needs from the grant to the first line of the next task's code, on two busy cores.
 AIRFLOW = 15.0

@@ -17,7 +17,7 @@ from airflow_dynamo_lock import LockClient
 from tests.airflow.room import POLL, TABLE, Room, until
 from tests.engines import REGION, Engine
 
-pytestmark = pytest.mark.airflow
+pytestmark = pytest.mark.proof
 
 WAITERS, TURNS = 200, 8
 

@@ -17,7 +17,7 @@ from tests.airflow.room import POLL, TABLE, Room, until
 from tests.airflow.test_group import AIRFLOW, Record
 from tests.engines import REGION
 
-pytestmark = pytest.mark.airflow
+pytestmark = pytest.mark.proof
 
 
 def locked_for(room: Room, key: str, dag_id: str, task_id: str, seconds: float, runs: int = 1) -> float:

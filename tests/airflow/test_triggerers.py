@@ -11,7 +11,7 @@ from tests.airflow.production import ProductionDeployment
 from tests.airflow.room import IN_PRODUCTION, Room, until
 
 pytestmark = [
-    pytest.mark.airflow,
+    pytest.mark.proof,
     pytest.mark.skipif(not IN_PRODUCTION, reason="this deployment has one triggerer"),
 ]
 

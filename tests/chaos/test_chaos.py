@@ -20,6 +20,8 @@ from tests.client.clients import lock_client
 from tests.client.proxy import Proxy, Rule
 from tests.engines import DynamoDBLocal, MotoServer
 
+pytestmark = pytest.mark.proof
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -22,6 +22,7 @@ import pytest
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.cli.main import carried_out
 from tests.engines import REGION, MotoServer
+from tests.patience import PATIENCE
 
 DYNAMO_LOCK = str(Path(sys.executable).with_name("dynamo-lock"))
 TABLE = "airflow_locks"
@@ -57,7 +58,7 @@ class Shell:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """To its end, as it is installed; its input is empty."""
         running = self.start(*arguments)
-        out, complaints = running.communicate(timeout=60)
+        out, complaints = running.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(arguments, running.returncode, out, complaints)
 
     def script(self, script: str, **names: str) -> subprocess.CompletedProcess[str]:
@@ -69,7 +70,7 @@ class Shell:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -118,7 +119,7 @@ def read_until(said: str, there: int) -> str:
     """All that a terminal shows before that, and that."""
     found = b""
     while said.encode() not in found:
-        assert select.select([there], [], [], 20.0)[0], found
+        assert select.select([there], [], [], PATIENCE)[0], found
         found += os.read(there, 1)  # what comes after it is for who reads next
     return found.decode()
 
@@ -133,8 +134,8 @@ def engine() -> Iterator[MotoServer]:
 
 @pytest.fixture
 def locks(engine: MotoServer) -> LockClient:
-    """Somebody else's client."""
-    return LockClient(engine.client(), table=TABLE, owner="somebody else")
+    """Somebody else's client, whose leases outlast the start of a process on a busy machine."""
+    return LockClient(engine.client(), table=TABLE, owner="somebody else", lease=600)
 
 
 @pytest.fixture

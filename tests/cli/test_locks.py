@@ -8,17 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock import Lease, LockClient
 from airflow_dynamo_lock.cli import show
 from tests.cli.conftest import Shell, read_until, terminal
+from tests.client.proxy import Proxy
 from tests.engines import MotoServer
+from tests.patience import PATIENCE, wait_until
 from tests.security.policies import Guarded
 from tests.security.test_permissions import policy_of
 
@@ -74,11 +74,10 @@ def test_a_lock_that_is_held_is_refused_and_the_refusal_says_by_whom(
 def test_acquire_waits_for_the_lock(shell: Shell, locks: LockClient, key: str) -> None:
     lease = locks.acquire(key)
     waiting = shell.start("acquire", key)
-    while not locks.waiters(key):
-        time.sleep(0.05)
+    wait_until(lambda: locks.waiters(key))
     locks.release(lease)
 
-    out, _ = waiting.communicate(timeout=30)
+    out, _ = waiting.communicate(timeout=PATIENCE)
 
     assert waiting.returncode == DONE
     record = locks.get(key)
@@ -119,8 +118,7 @@ def test_get_list_and_waiters_show_what_there_is(shell: Shell, locks: LockClient
     lease = locks.acquire(key)
     waiting = shell.start("acquire", key, "--owner", "bob", "--wait-time", "1 hour")
     try:
-        while not locks.waiters(key):
-            time.sleep(0.05)
+        wait_until(lambda: locks.waiters(key))
 
         assert lease.lease_id in shell("get", key).stdout
         (holder,) = json.loads(shell("get", key, "--json").stdout)["holders"]
@@ -142,6 +140,37 @@ def test_a_lock_never_used_is_free(shell: Shell, key: str) -> None:
     assert json.loads(shell("list", "--held", "--prefix", key, "--json").stdout) == []
 
 
+def test_binary_data_is_printed_as_base64_text(shell: Shell, locks: LockClient, key: str) -> None:
+    data = {"state": b"\x00\xff", "parts": [b"a", "b"]}
+    encoded = {"state": "AP8=", "parts": ["YQ==", "b"]}
+    locks.acquire(key, data=data)
+
+    assert json.loads(shell("get", key, "--json").stdout)["data"] == encoded
+    (listed,) = json.loads(shell("list", "--prefix", key, "--json").stdout)
+    assert listed["data"] == encoded
+    assert json.dumps(encoded, indent=2) in shell("get", key).stdout
+
+
+def test_where_there_is_nothing_to_list_a_sentence_says_so(shell: Shell, locks: LockClient, key: str) -> None:
+    nothing = shell("list", "--prefix", key)
+    assert (nothing.returncode, nothing.stdout) == (DONE, "")
+    assert nothing.stderr == f"No locks with the prefix {key!r} in table 'airflow_locks'.\n"
+
+    locks.release(locks.acquire(key))
+    assert "free" in shell("list", "--prefix", key).stdout
+    held = shell("list", "--prefix", key, "--held")
+    assert (held.stdout, held.stderr) == (
+        "",
+        f"No held locks with the prefix {key!r} in table 'airflow_locks'.\n",
+    )
+    waiters = shell("waiters", key)
+    assert (waiters.stdout, waiters.stderr) == ("", f"No waiters for the lock {key!r}.\n")
+
+    for command in (["list", "--prefix", key, "--held"], ["waiters", key]):
+        empty = shell(*command, "--json")
+        assert (json.loads(empty.stdout), empty.stderr) == ([], "")
+
+
 def test_watch_prints_a_line_for_each_change(shell: Shell, locks: LockClient, key: str) -> None:
     watching = shell.start("watch", key, "--interval", "0.1s")
     try:
@@ -151,7 +180,7 @@ def test_watch_prints_a_line_for_each_change(shell: Shell, locks: LockClient, ke
         assert json.loads(watching.stdout.readline())[0]["held"] is True
     finally:
         watching.send_signal(2)
-        _, complaints = watching.communicate(timeout=10)
+        _, complaints = watching.communicate(timeout=PATIENCE)
     assert watching.returncode == 130
     assert complaints.strip() == ""
 
@@ -222,23 +251,22 @@ def test_a_narrow_terminal_shows_less_and_not_in_snippets(columns: int) -> None:
     assert (lock[-1] in shown) == (columns >= 140)
 
 
-def test_watch_goes_on_after_an_outage_and_tells_every_change(shell: Shell, key: str) -> None:
-    with MotoServer() as engine:
-        locks = LockClient(engine.client(), table="airflow_locks")
-        locks.create_table()
-        watching = shell.start("watch", key, "--interval", "0.1s", "--endpoint-url", engine.endpoint_url)
+def test_watch_goes_on_after_an_outage_and_tells_every_change(
+    shell: Shell, engine: MotoServer, locks: LockClient, key: str
+) -> None:
+    with Proxy(engine.endpoint_url) as proxy:
+        watching = shell.start("watch", key, "--interval", "0.1s", "--endpoint-url", proxy.endpoint_url)
         assert watching.stdout
         assert watching.stderr
         assert json.loads(watching.stdout.readline())[0]["capacity"] == 1
         locks.set_capacity(key, 3)
         assert json.loads(watching.stdout.readline())[0]["capacity"] == 3
-        engine.process.kill()
-        assert "cannot be reached" in watching.stderr.readline()
-        engine.restart()
-        locks.create_table()
-        assert json.loads(watching.stdout.readline())[0]["capacity"] == 1
-    watching.send_signal(signal.SIGINT)
-    _, complaints = watching.communicate(timeout=20)
+        with proxy.breaking():
+            assert "broke" in watching.stderr.readline()
+            locks.set_capacity(key, 5)
+        assert json.loads(watching.stdout.readline())[0]["capacity"] == 5
+        watching.send_signal(signal.SIGINT)
+        _, complaints = watching.communicate(timeout=PATIENCE)
     assert watching.returncode == 130
     assert "Traceback" not in complaints
 
@@ -307,10 +335,32 @@ def test_doctor_finds_nothing_wrong_with_who_may_do_what_his_role_needs(
     assert "only needed for" in found["permissions"]["found"]
 
 
-def test_doctor_leaves_one_record_behind_at_most(shell: Shell, locks: LockClient) -> None:
+def test_doctor_leaves_nothing_behind(shell: Shell, locks: LockClient) -> None:
+    locks.release(locks.acquire("dynamo-lock doctor"))  # left there by an earlier version
     for _ in range(2):
         assert said(shell("doctor"), DONE) == ""
-    assert [each.key for each in locks.list("dynamo-lock doctor")] == ["dynamo-lock doctor"]
+        assert locks.get("dynamo-lock doctor") is None
+    assert locks.waiters("dynamo-lock doctor") == []
+
+
+def test_doctor_does_not_delete_the_lock_of_another_doctor(
+    shell: Shell, locks: LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both use the same key: one of them has it by the time that the other cleans up."""
+    release, taken = LockClient.release, list[Lease]()
+
+    def release_and_take(client: LockClient, lease: Lease) -> bool:
+        released = release(client, lease)
+        taken.append(locks.acquire(lease.key, timeout=0))
+        return released
+
+    monkeypatch.setattr(LockClient, "release", release_and_take)
+    assert said(shell("doctor"), DONE) == ""
+    monkeypatch.undo()
+
+    (lease,) = taken
+    assert locks.renew(lease), "it is still there"
+    locks.release(lease)
 
 
 def test_table_create_makes_one_that_check_finds_good(shell: Shell, key: str) -> None:
@@ -405,9 +455,15 @@ def test_what_is_missing(
     ids=["no table", "a dead endpoint", "no credentials", "no region"],
 )
 def test_doctor_says_what_is_missing(
-    shell: Shell, environment: dict[str, str | None], what: str, sentence: str
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str | None],
+    what: str,
+    sentence: str,
 ) -> None:
-    result = replace(shell, environment={**shell.environment, **environment}).run("doctor", "--json")
+    # Airflow takes seconds to load.
+    monkeypatch.setattr("airflow_dynamo_lock.cli.doctor.find_spec", lambda _: None)
+    result = shell("doctor", "--json", **environment)
     assert result.returncode == FAILED
     (found,) = (each for each in json.loads(result.stdout) if each["verdict"] == "BAD")
     assert found["what"] == what

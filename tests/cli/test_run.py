@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +14,10 @@ import pytest
 from airflow_dynamo_lock import LockClient
 from tests.cli.conftest import TABLE, Shell, read_until, terminal
 from tests.engines import MotoServer
+from tests.patience import PATIENCE, wait_until
 
 #: A command that says that it works, and ends when it is told to.
 WORK = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
-
-
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def works(process: subprocess.Popen[str]) -> int:
@@ -79,7 +71,7 @@ def test_it_waits_for_the_lock_and_holds_it_with_heartbeats(
 ) -> None:
     lease = locks.acquire(key)
     running = shell.start("run", "--lease-duration", "2s", key, "--", *WORK)
-    until(lambda: locks.waiters(key))
+    wait_until(lambda: locks.waiters(key))
     locks.release(lease)
     pid = works(running)
 
@@ -91,10 +83,10 @@ def test_it_waits_for_the_lock_and_holds_it_with_heartbeats(
         assert holder.acquired_at
         return (holder.renewed_at - holder.acquired_at).total_seconds() >= 4.0
 
-    until(held_for_two_leases)
+    wait_until(held_for_two_leases)
     assert not is_free(locks, key)
     running.terminate()
-    running.communicate(timeout=20)
+    running.communicate(timeout=PATIENCE)
     assert not is_alive(pid)
     assert running.returncode == 128 + signal.SIGTERM
     assert is_free(locks, key)
@@ -112,7 +104,7 @@ def test_signals_are_passed_on(shell: Shell, locks: LockClient, key: str, number
 
     running.send_signal(number)
 
-    running.communicate(timeout=20)
+    running.communicate(timeout=PATIENCE)
     assert running.returncode == 40 + number
     assert is_free(locks, key)
 
@@ -121,7 +113,7 @@ def test_a_command_that_is_killed_frees_the_lock(shell: Shell, locks: LockClient
     running = shell.start("run", key, "--", *WORK)
     os.kill(works(running), signal.SIGKILL)
 
-    running.communicate(timeout=20)
+    running.communicate(timeout=PATIENCE)
 
     assert running.returncode == 128 + signal.SIGKILL
     assert is_free(locks, key)
@@ -135,9 +127,9 @@ def test_the_command_does_not_outlive_a_dynamo_lock_that_is_killed(
     pid = works(running)
 
     running.kill()
-    running.communicate(timeout=20)
+    running.communicate(timeout=PATIENCE)
 
-    until(lambda: not is_alive(pid))
+    wait_until(lambda: not is_alive(pid))
     assert not is_free(locks, key), "until its lease runs out"
 
 
@@ -146,7 +138,7 @@ def test_the_command_is_ended_when_the_lease_is_lost(shell: Shell, locks: LockCl
     pid = works(running)
     break_lock(locks, key)
 
-    _, complaint = running.communicate(timeout=20)
+    _, complaint = running.communicate(timeout=PATIENCE)
 
     assert running.returncode == 3
     assert "was lost while the command ran" in complaint
@@ -165,7 +157,7 @@ def test_a_command_that_does_not_want_to_end_is_killed(shell: Shell, locks: Lock
     pid = works(running)
     break_lock(locks, key)
 
-    running.communicate(timeout=20)
+    running.communicate(timeout=PATIENCE)
 
     assert running.returncode == 3
     assert not is_alive(pid)
@@ -190,11 +182,11 @@ def test_who_is_interrupted_while_waiting_runs_nothing(
 ) -> None:
     locks.acquire(key)
     waiting = shell.start("run", key, "--", *WORK)
-    until(lambda: locks.waiters(key))
+    wait_until(lambda: locks.waiters(key))
 
     waiting.send_signal(number)
 
-    out, complaint = waiting.communicate(timeout=20)
+    out, complaint = waiting.communicate(timeout=PATIENCE)
     assert (waiting.returncode, out) == (code, "")
     assert "Traceback" not in complaint
     assert locks.waiters(key) == [], "it has left the line"
@@ -242,17 +234,18 @@ def test_a_job_is_stopped_as_a_whole_wherever_its_input_comes_from(
 ) -> None:
     script = f"echo data | $DYNAMO_LOCK run {key} -- sh -c 'echo pid=$$.; cat; exec sleep 60'; echo stopped; read x; fg"
     with terminal(shell, script) as there:
-        pid = int(read_until(".", there).partition("pid=")[2].partition(".")[0])
+        read_until("pid=", there)
+        pid = int(read_until(".", there).removesuffix("."))
         read_until("data", there)
         os.write(there, b"\x1a")  # Ctrl-Z
 
         read_until("stopped", there)
-        until(lambda: state(pid) == "T")
+        wait_until(lambda: state(pid) == "T")
         os.write(there, b"\n")
-        until(lambda: state(pid) == "S")  # again in the foreground
+        wait_until(lambda: state(pid) == "S")  # again in the foreground
         os.write(there, b"\x03")  # Ctrl-C
-        until(lambda: not is_alive(pid))
-        until(lambda: is_free(locks, key))
+        wait_until(lambda: not is_alive(pid))
+        wait_until(lambda: is_free(locks, key))
 
 
 def test_a_command_may_ask_at_the_terminal_wherever_its_input_comes_from(shell: Shell, key: str) -> None:
@@ -270,15 +263,15 @@ def test_without_a_terminal_the_command_is_stopped_with_dynamo_lock(
     pid = works(running)
 
     running.send_signal(signal.SIGTSTP)
-    until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
+    wait_until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
     running.send_signal(signal.SIGCONT)
-    until(lambda: state(pid) == "S")
+    wait_until(lambda: state(pid) == "S")
     running.send_signal(signal.SIGTSTP)
-    until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
+    wait_until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
     running.terminate()
     running.send_signal(signal.SIGCONT)
 
-    running.communicate(timeout=20)
+    running.communicate(timeout=PATIENCE)
     assert running.returncode == 128 + signal.SIGTERM
     assert is_free(locks, key)
 
@@ -289,12 +282,12 @@ def test_a_command_does_not_go_on_when_the_lease_has_run_out_while_it_was_stoppe
     script = f"echo $$; kill -TSTP $PPID; : >{tmp_path}/went-on; exec sleep 60"
     running = shell.start("run", "--lease-duration", "2s", key, "--", "sh", "-c", script)
     pid = works(running)
-    until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
+    wait_until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
     went_on = (tmp_path / "went-on").exists()  # it had a moment
     locks.release(locks.acquire(key, timeout=60))
     running.send_signal(signal.SIGCONT)
 
-    _, complaint = running.communicate(timeout=20)
+    _, complaint = running.communicate(timeout=PATIENCE)
 
     assert running.returncode == 3
     assert "was lost while the command ran" in complaint
@@ -332,7 +325,7 @@ def test_what_leaves_the_group_outlives_the_command(shell: Shell, locks: LockCli
     )
     running = shell.start("run", key, "--", sys.executable, "-c", script)
     pid = works(running)
-    running.communicate(timeout=20)
+    running.communicate(timeout=PATIENCE)
     try:
         assert is_alive(pid)
         assert is_free(locks, key)
@@ -360,12 +353,12 @@ def test_a_process_that_is_killed_while_it_waits_frees_the_lock(
 ) -> None:
     lease = locks.acquire(key)
     waiting = shell.start("run", key, "--", *WORK)
-    until(lambda: locks.waiters(key))
+    wait_until(lambda: locks.waiters(key))
     (child,) = Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
     locks.release(lease)
 
-    _, complaint = waiting.communicate(timeout=20)
+    _, complaint = waiting.communicate(timeout=PATIENCE)
 
     assert waiting.returncode == 128 + signal.SIGKILL
     assert "ended before it began" in complaint
@@ -409,7 +402,7 @@ def test_a_release_that_is_tried_again_says_so_and_can_be_interrupted(shell: She
     assert f"Releasing {key!r}" in running.stderr.readline()
     running.terminate()
 
-    _, complaint = running.communicate(timeout=20)
+    _, complaint = running.communicate(timeout=PATIENCE)
     assert "could not be released, its lease will run out: interrupted" in complaint
     assert len(complaint.splitlines()) == 1
     assert running.returncode == 128 + signal.SIGUSR1
@@ -422,7 +415,7 @@ def test_a_lease_that_was_lost_is_not_released_again_and_again(shell: Shell, key
         running = shell.start("run", *url, "--lease-duration", "2s", key, "--", *WORK)
         works(running)
 
-    _, complaint = running.communicate(timeout=20)
+    _, complaint = running.communicate(timeout=PATIENCE)
 
     assert running.returncode == 3
     assert "could not be released" in complaint

@@ -6,6 +6,7 @@ and tells what came of it, and what happened to it, on its standard output. `Chi
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,7 +20,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from airflow_dynamo_lock import Lease, LockClient, LockError, LockLostError
-from tests.client.clients import lock_client
+from airflow_dynamo_lock.protocol.effects import Operation
+from airflow_dynamo_lock.protocol.model import Standing
+from tests.client.clients import async_lock_client, lock_client
 
 
 class Child:
@@ -90,6 +93,10 @@ class Child:
         self.process.send_signal(signal.SIGCONT)
 
 
+# What has been told already.
+_ANSWERED = object()
+
+
 class _Doer:
     """What runs in the child."""
 
@@ -128,8 +135,123 @@ class _Doer:
         assert self._lease
         return self._client.release(self._lease)
 
+    def acquire(self, key: str, **options: Any) -> str:
+        """Take the lock, and tell as soon as there is a place in the queue. The name of its owner."""
+        waiting = SimpleQueue[object]()
+
+        def on_place(standing: Standing) -> None:
+            if waiting.empty():
+                waiting.put(standing)
+                _tell("waiting", os.getpid())
+
+        self._lease = self._client.acquire(key, on_place=on_place, **options)
+        return self._lease.owner
+
+    def enter(self) -> None:
+        """Enter the lease, as one process of many."""
+        assert self._lease
+        self._lease = self._client.enter(self._lease, "process")
+
+    def leave(self) -> None:
+        """Leave it."""
+        assert self._lease
+        self._client.leave(self._lease, "process")
+
+    def wait_in_thread(self, key: str) -> None:
+        """Wait for the lock in another thread, and return once it has a place in the queue."""
+        waiting = threading.Event()
+        options: dict[str, Any] = {"on_place": lambda _: waiting.set(), "poll_interval": 0.1}
+        threading.Thread(target=self._client.acquire, args=(key,), kwargs=options, daemon=True).start()
+        waiting.wait()
+
+    def join_threads(self) -> None:
+        """Wait until the client's own threads have ended."""
+        for thread in threading.enumerate():
+            if thread.name.startswith("dynamo-lock"):
+                thread.join()
+
+    def connections(self, key: str) -> list[list[Any]]:
+        """Both ends of the connections over which it has just asked for that lock."""
+        self._client.get(key)
+        session: Any = self._client._client._endpoint.http_session
+        pools = session._manager.pools
+        queues = [pools[name].pool.queue for name in pools.keys()]  # noqa: SIM118 - it is no dict
+        found = [each for queue in queues for each in list(queue) if each and each.sock]
+        return [[each.sock.getsockname(), each.sock.getpeername()] for each in found]
+
+    def close(self) -> None:
+        """Stop all heartbeats, and release what they were sent for."""
+        self._client.close(release=True)
+
+    def fork(self, what: str, about: str, **options: Any) -> object:
+        """Fork. The child tells its process id, does something, and tells what came of it."""
+        if os.fork():
+            return _ANSWERED
+        try:
+            _tell("fork", os.getpid())
+            _tell(about, getattr(self, what)(**options))
+        except BaseException as failure:
+            _tell(about, type(failure).__name__)
+        finally:
+            os._exit(0)
+
+    def fork_in_block(self, ending: str) -> int:
+        """Fork in the block. The child leaves it in that way. Returns how the child ended."""
+        if pid := os.fork():
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        try:
+            with self._blocks:
+                _end(ending)
+        finally:
+            os._exit(0)
+
+    def fork_in_async_block(self, endpoint_url: str, key: str, ending: str) -> None:
+        """The same in a coroutine. The process ends there: a fork spoils the event loop of its parent."""
+
+        async def block() -> None:
+            async with async_lock_client(endpoint_url) as client, client.lock(key):
+                if pid := os.fork():
+                    os.waitpid(pid, 0)  # noqa: ASYNC222 - nothing else is to happen
+                    _tell("fork_in_async_block", None)
+                    os._exit(0)
+                _end(ending)
+
+        try:
+            asyncio.run(block())
+        finally:
+            os._exit(0)
+
+    def fork_in_operation(self, key: str) -> None:
+        """Fork where an operation calls back. What it does in the child to clean up is not the child's to do."""
+        core = self._client._core
+
+        def operation() -> Operation[None]:
+            try:
+                if os.fork() == 0:
+                    raise SystemExit
+                _, status = os.wait()
+                assert status == 0
+            finally:
+                if os.getpid() != parent:
+                    for each in (yield from core.line.everybody(key)):
+                        yield core.format.step_out(key, each.place)
+
+        parent = os.getpid()
+        try:
+            self._client._run(operation())
+        finally:
+            if os.getpid() != parent:
+                os._exit(0)
+
     def _on_lost(self, lease: Lease, lost: LockLostError) -> None:
         _tell("lost", str(lost))
+
+
+def _end(ending: str) -> None:
+    if ending == "sys.exit":
+        sys.exit(7)
+    if ending == "exception":
+        raise ZeroDivisionError
 
 
 def _tell(about: str, value: Any) -> None:
@@ -149,7 +271,8 @@ def main() -> None:
                 value = getattr(doer, do)(**arguments)
             except LockError as failure:
                 value = type(failure).__name__
-            _tell(do, value)
+            if value is not _ANSWERED:
+                _tell(do, value)
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Engines and clients for the contract tests: each runs with both clients on both engines."""
+"""Engines and clients for the contract tests: both clients on moto, and for `make proof` on DynamoDB Local as well."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from tests.client.clients import KINDS, lock_client
 from tests.client.proxy import Proxy
 from tests.engines import DynamoDBLocal, Engine, MotoServer
 
-ENGINES = (MotoServer, DynamoDBLocal)
-
 #: Makes a client: `make_client()` on the engine, `make_client(proxy)` through the proxy; options as in `lock_client`.
 MakeClient = Callable[..., LockClient]
 
 
-@pytest.fixture(scope="session", params=ENGINES, ids=lambda engine: engine.name)
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(MotoServer, id=MotoServer.name),
+        pytest.param(DynamoDBLocal, id=DynamoDBLocal.name, marks=pytest.mark.proof),
+    ],
+)
 def engine(request: pytest.FixtureRequest) -> Engine:
     """A served DynamoDB with a lock table. One that cannot start fails the tests."""
     served: Engine = request.getfixturevalue(request.param.name.replace("-", "_"))

@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 import pytest
 
 from airflow_dynamo_lock import Lease, LockLostError
+from tests.patience import PATIENCE
 
 
 class Losses:
@@ -19,7 +20,7 @@ class Losses:
     def __call__(self, lease: Lease, lost: LockLostError) -> None:
         self._calls.put((time.monotonic(), lease, lost))
 
-    def one(self, *, within: float = 10.0) -> tuple[float, Lease, LockLostError]:
+    def one(self, *, within: float = PATIENCE) -> tuple[float, Lease, LockLostError]:
         """The one call that is to come."""
         return self._calls.get(timeout=within)
 

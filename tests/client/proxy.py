@@ -19,6 +19,8 @@ from socketserver import ThreadingTCPServer
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -120,7 +122,7 @@ class Proxy:
         """What the requests were about, in order."""
         return [request.what for request in self.seen]
 
-    def wait_for(self, count: int, what: str, *, within: float = 10.0) -> None:
+    def wait_for(self, count: int, what: str, *, within: float = PATIENCE) -> None:
         """Wait until so many requests of that kind have come."""
         with self._changed:
             came = self._changed.wait_for(lambda: self.whats().count(what) >= count, within)
@@ -153,7 +155,7 @@ class Proxy:
         rule = Rule(lambda seen: seen.what == what, late=True, times=1)
         with self.applying(rule):
             yield rule
-        assert rule.landed.wait(10)
+        assert rule.landed.wait(PATIENCE)
 
     @contextmanager
     def answering(self, matches: Matches, status: int, code: str, message: str = "") -> Iterator[Rule]:

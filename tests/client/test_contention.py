@@ -53,6 +53,7 @@ def test_two_processes_take_turns(engine: Engine, key: str, ledger: str) -> None
     assert list(_turns(wrote).values()) == [10, 10]
 
 
+@pytest.mark.proof
 def test_two_hundred_in_eight_processes_take_turns(engine: Engine, key: str, ledger: str) -> None:
     # moto answers one request after the other, and on a slow machine two hundred at once get no answer in time.
     members = 25 if isinstance(engine, DynamoDBLocal) else 6
@@ -69,6 +70,7 @@ def test_two_hundred_in_eight_processes_take_turns(engine: Engine, key: str, led
     assert len(_turns(wrote)) == 8 * members
 
 
+@pytest.mark.proof
 def test_no_more_than_three_share_three_slots(engine: Engine, key: str, ledger: str) -> None:
     wrote = contend(
         [

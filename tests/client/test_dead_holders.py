@@ -12,12 +12,13 @@ from airflow_dynamo_lock import LockClient
 from tests.client.child import Child
 from tests.client.conftest import MakeClient
 from tests.engines import Engine
+from tests.patience import PATIENCE
 
 LEASE = 1.5
 SKEW = 0.5
 POLL = 0.25
-#: What a loaded machine may need for a handful of requests, seconds.
-SLACK = 1.0
+#: What a busy machine may need for a handful of requests, in seconds.
+SLACK = 10.0
 
 StartChild = Callable[..., Child]
 
@@ -36,13 +37,13 @@ def test_a_waiter_succeeds_a_killed_holder_after_its_lease(
     held = holder.do("enter_block", key=key, lease=LEASE)
     killed = _when_it_has_waited(client, key, holder.kill)
 
-    lease = client.acquire(key, timeout=20, poll_interval=POLL, lease=LEASE)
+    lease = client.acquire(key, timeout=PATIENCE, poll_interval=POLL, lease=LEASE)
 
     took = time.monotonic() - killed
     record_property("succeeded_after_seconds", round(took, 2))
     assert [dead.lease_id for dead in lease.reclaimed] == [held["lease_id"]]
     assert lease.token > held["token"]
-    assert LEASE * 5 / 6 - SLACK < took < LEASE + 2 * POLL + SLACK
+    assert LEASE / 3 < took < LEASE + 2 * POLL + SLACK
 
 
 def test_a_newcomer_takes_an_old_corpse_with_its_first_try_where_the_server_sends_dates(
@@ -61,7 +62,7 @@ def test_a_newcomer_takes_an_old_corpse_with_its_first_try_where_the_server_send
     if not sends_dates:
         assert lease is None, "without dates, a newcomer has to observe"
         begun = time.monotonic()
-        lease = newcomer.acquire(key, timeout=20, poll_interval=POLL)
+        lease = newcomer.acquire(key, timeout=PATIENCE, poll_interval=POLL)
         assert LEASE * 0.9 < time.monotonic() - begun < LEASE + 2 * POLL + SLACK
     assert lease
     assert [dead.lease_id for dead in lease.reclaimed] == [held["lease_id"]]
@@ -73,7 +74,7 @@ def test_a_stopped_holder_that_wakes_after_its_lease_is_told_and_changes_nothing
     holder = start_child()
     holder.do("enter_block", key=key, lease=LEASE)
     holder.stop()
-    successor = client.acquire(key, timeout=20, poll_interval=POLL, lease=60)
+    successor = client.acquire(key, timeout=PATIENCE, poll_interval=POLL, lease=60)
     before = client.get(key)
 
     holder.resume()
@@ -118,6 +119,7 @@ def test_a_holder_stopped_for_less_than_its_lease_goes_on_as_if_nothing_had_been
     assert client.try_acquire(key)
 
 
+@pytest.mark.proof
 def test_host_clocks_hours_apart_change_nothing(engine: Engine, key: str) -> None:
     """Two locks at once: one whose holder's clock is behind and the newcomer's ahead, and one the other way round."""
     with ExitStack() as stack:

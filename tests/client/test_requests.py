@@ -106,6 +106,7 @@ def test_a_host_clock_that_is_hours_off_costs_one_more_request_once(
 POLL = 0.5
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("engine", [DynamoDBLocal], indirect=True, ids=["dynamodb-local"])
 async def test_a_thousand_coroutines_waiting_on_fifty_locks_are_one_read_per_poll(
     proxy: Proxy, key: str

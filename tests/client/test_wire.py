@@ -77,8 +77,9 @@ def test_what_dynamodb_did_not_serve_is_unavailable(code: str, maybe_applied: bo
     assert "slow down" in str(error)
 
 
-def test_a_transaction_in_the_way_is_told_from_other_reasons() -> None:
-    error = _error(_refusal("TransactionConflictException"))
+@pytest.mark.parametrize("code", ["TransactionConflictException", "ReplicatedWriteConflictException"])
+def test_another_write_in_the_way_is_told_from_other_reasons(code: str) -> None:
+    error = _error(_refusal(code))
 
     assert isinstance(error, LockConflictError)
     assert not error.maybe_applied
@@ -195,6 +196,27 @@ def test_data_that_is_too_large_is_not_taken_for_a_damaged_record() -> None:
 
     assert type(error) is LockValueError
     assert "400 KB" in str(error)
+
+
+@pytest.mark.parametrize("action", ["UpdateItem", "TransactWriteItems"])
+@pytest.mark.parametrize(
+    ("placeholder", "what"),
+    [("data", "`data`"), ("holders", "`about`"), ("me", "`about`"), ("now", "':now'")],
+)
+def test_a_value_that_dynamodb_refuses_is_not_taken_for_a_damaged_record(
+    action: str, placeholder: str, what: str
+) -> None:
+    message = (
+        "ExpressionAttributeValues contains invalid value: One or more parameter values were invalid: "
+        f"An AttributeValue may not contain a null or empty binary type. for key :{placeholder}"
+    )
+    update = {"Update": UPDATE.params}
+    request = UPDATE if action == "UpdateItem" else Request(action, {"TransactItems": [update, update]})
+    error = _error(_refusal("ValidationException", message), request)
+
+    assert type(error) is LockValueError
+    for part in (what, "'orders'", "may not contain a null or empty binary type"):
+        assert part in str(error)
 
 
 @pytest.mark.parametrize(

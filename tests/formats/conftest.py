@@ -1,8 +1,8 @@
-"""A table of each foreign format, on each engine that has the service."""
+"""A table of each foreign format on moto, and for `make proof` on each engine that has the service."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,7 +54,16 @@ class Place:
 def places(*formats: str, engine: str | None = None) -> pytest.MarkDecorator:
     """Have a test run in these formats only, and on that engine if one is named."""
     chosen = [each for each in _PLACES if (not formats or each[0] in formats) and engine in (None, each[1])]
-    return pytest.mark.parametrize("place", chosen, ids="-".join, indirect=True)
+    return pytest.mark.parametrize("place", _params(chosen), indirect=True)
+
+
+def _params(places: Sequence[tuple[str, str, str]]) -> list[Any]:
+    """`make test` has each format with one client on one engine."""
+    proof = pytest.mark.proof
+    return [
+        pytest.param(each, id="-".join(each), marks=() if each[1:] == ("moto", "sync") else proof)
+        for each in places
+    ]
 
 
 # Each with one of the clients on each engine, and with both in S3, which only one engine has.
@@ -64,7 +73,7 @@ _PLACES += [(name, "dynamodb_local", "async") for name in FOREIGN if name != "s3
 _made: dict[tuple[str, Engine], Place] = {}
 
 
-@pytest.fixture(params=_PLACES, ids="-".join)
+@pytest.fixture(params=_params(_PLACES))
 def place(request: pytest.FixtureRequest) -> Place:
     """A table, made by our own client; or a bucket."""
     name, engine, kind = request.param

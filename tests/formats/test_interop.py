@@ -19,6 +19,8 @@ from tests.client.clients import lock_client
 from tests.engines import DynamoDBLocal, Engine, MotoServer
 from tests.formats.conftest import TABLES
 
+pytestmark = pytest.mark.proof
+
 THEIRS = {
     "python-dynamodb-lock": PYTHON_DYNAMODB_LOCK,
     "dyndbmutex": DYNDBMUTEX,

@@ -14,7 +14,7 @@ from tests.formats import items
 from tests.formats.conftest import MakeClient, Place, places
 from tests.formats.java import JavaClient
 
-pytestmark = places("amazon-lock-client")
+pytestmark = [places("amazon-lock-client"), pytest.mark.proof]
 
 
 @pytest.mark.parametrize("deletes", [True, False], ids=["deletes", "keeps"])

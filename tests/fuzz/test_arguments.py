@@ -59,12 +59,14 @@ def whole_life(
     table.delete(key)
 
 
+@pytest.mark.proof
 @examples(60)
 @given(key=keys, lease_id=ids, process=ids, owner=texts, data=payloads, about=st.dictionaries(texts, texts))
 def test_all_of_unicode_on_moto(moto_table: Table, **given_texts: Any) -> None:
     whole_life(moto_table, **given_texts)
 
 
+@pytest.mark.proof
 @examples(25)
 @given(key=keys, lease_id=ids, process=ids, owner=texts, data=payloads, about=st.dictionaries(texts, texts))
 def test_all_of_unicode_on_dynamodb_local(local_table: Table, **given_texts: Any) -> None:
@@ -198,6 +200,7 @@ def test_a_whole_number_comes_back_as_it_was(number: int) -> None:
     assert decode(encode(number)) == number
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("number", ["1E+125", "9.9E+125", "1E-130", "0E-200", "1" + "0" * 60, "-" + "9" * 38])
 def test_numbers_at_the_limit_are_stored(local_table: Table, number: str) -> None:
     locks = local_table.locks()
@@ -208,6 +211,7 @@ def test_numbers_at_the_limit_are_stored(local_table: Table, number: str) -> Non
     local_table.delete("numbers")
 
 
+@pytest.mark.proof
 def test_as_many_levels_as_dynamodb_stores(local_table: Table) -> None:
     data: Any = "the bottom"
     for _ in range(30):

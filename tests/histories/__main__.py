@@ -5,6 +5,7 @@ python -m tests.histories --minutes 60           # for so long, from a seed of i
 python -m tests.histories --seed 4711            # play one again, and tell its story
 python -m tests.histories --seed 4711 --spoilt late-heartbeat
 python -m tests.histories --mutations            # in how many histories each spoilt protocol is found out
+python -m tests.histories --unit-test NAME       # run the unit test that a mutation names, under the mutation
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
@@ -43,15 +45,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--mutations", action="store_true", help="break each rule in turn, and see it found out"
     )
+    parser.add_argument(
+        "--unit-test",
+        choices=[name for name, each in MUTATIONS.items() if each.test],
+        help="run it under its mutation",
+    )
     parser.add_argument("--idle", action="store_true", help="take only the time that nobody else wants")
     parser.add_argument("--report", type=Path, help="write the figures to this file, as JSON")
     chosen = parser.parse_args(arguments)
     if chosen.seed is not None:
         return tell(chosen.seed, chosen.spoilt)
+    if chosen.unit_test is not None:
+        return fail(chosen.unit_test)
     if chosen.mutations:
         return show_mutations(chosen.report)
     if chosen.histories is None and chosen.minutes is None:
-        parser.error("say what to play: --seed, --histories, --minutes or --mutations")
+        parser.error("say what to play: --seed, --histories, --minutes, --mutations or --unit-test")
     if chosen.idle and hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     first = random.SystemRandom().randrange(10**9) if chosen.first is None else chosen.first
@@ -112,6 +121,15 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
     return 1 if summary.bad else 0
 
 
+def fail(mutation: str) -> int:
+    """0 if the unit test that the mutation names fails under it, 1 if not."""
+    with spoilt(mutation):
+        outcome = pytest.main(
+            ["--quiet", "--exitfirst", "--tb=no", "-p", "no:cacheprovider", MUTATIONS[mutation].test or ""]
+        )
+    return 0 if outcome == pytest.ExitCode.TESTS_FAILED else 1
+
+
 # So many histories are played until a broken rule counts as one that nothing shows.
 MOST = 20_000
 
@@ -119,8 +137,9 @@ MOST = 20_000
 def show_mutations(report: Path | None) -> int:
     """Each rule broken, and the first history that shows it."""
     table = Table("broken rule", "found in history", "as", title="Spoilt protocols", title_justify="left")
+    names = [name for name, each in MUTATIONS.items() if each.test is None]
     with ProcessPoolExecutor() as pool:
-        found = dict(zip(MUTATIONS, pool.map(partial(find, most=MOST), MUTATIONS), strict=True))
+        found = dict(zip(names, pool.map(partial(find, most=MOST), names), strict=True))
     for name, verdict in found.items():
         what = (str(verdict.seed + 1), verdict.violations[0]) if verdict else ("[red]never[/]", "")
         table.add_row(f"{name}\n{MUTATIONS[name].rule}", *what)

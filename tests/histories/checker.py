@@ -1,17 +1,20 @@
-"""What must hold in every history, judged by true time, which none of its processes knows.
+"""The invariants of every history, judged by true time, which none of the processes knows.
 
-1. Never are more slots in use by those who still believe that they hold than there are; nor does the record ever say
-   that a lease may be taken before those who believe in it have given up.
-2. Fencing tokens strictly increase, also across a deletion by TTL.
-3. Nobody releases, renews or reclaims a lease but its holder, or against the version that he saw.
-4. In calm weather, a lock that somebody waits for is taken within a bound after its last sign of life.
-5. Who keeps waiting gets his turn, once the trouble is over.
-6. No record becomes unusable.
-7. Of those who wait in line, nobody who is alive is overtaken, but by more urgent ones, and in the window that
-   `protocol.line` names; and nobody counts as waiting who has gone.
+1. Holders that still believe in their lease never have more slots than the lock's capacity. The record never allows
+   others to take a lease before its holder stops believing in it; checked whenever the record or a belief changes.
+2. Fencing tokens strictly increase, also across a deletion by TTL and by `forget`.
+3. Only its holder releases or renews a lease. A reclaim requires the version that the reclaimer saw. An undo gives back
+   all locks of a set.
+4. In calm weather, a lock with waiters is taken within a bound after its last sign of life.
+5. Every waiter gets its turn once the trouble is over.
+6. No record, and no queue entry, becomes unusable. A capacity is unset only while nobody holds the lock.
+7. In the queue, a living waiter is overtaken only by more urgent ones, and in the window that `protocol.line` names. No
+   waiter counts as waiting after it has gone, and entries of the dead are removed.
+8. A lock with a `min_hold` is not handed on before that time.
+9. A holder is notified within a second after its lease has run out.
 
-All but 4 and 5 are judged here, from what was written and what was believed; those by `history.History`, which knows
-when the weather is calm and who waits.
+`history.History`, which knows when the weather is calm and who waits, judges 4 and 5. All others are judged here, from
+what was written and what was believed.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_dynamo_lock.protocol.errors import LockRecordError
-from airflow_dynamo_lock.protocol.limits import SHARED, WAITING
-from airflow_dynamo_lock.protocol.model import Lease, Term, alike
+from airflow_dynamo_lock.protocol.limits import MARGIN, SHARED, WAITING
+from airflow_dynamo_lock.protocol.model import ONE_OR_ALL, Lease, Term, alike
 from airflow_dynamo_lock.protocol.native import LOCK_ENTRY, NativeFormat
-from airflow_dynamo_lock.protocol.records import WAITER_ENTRY
+from airflow_dynamo_lock.protocol.places import number_of
+from airflow_dynamo_lock.protocol.records import WAITER_ENTRY, waiter_record
 from tests.histories.dynamodb import Place
 from tests.histories.expressions import Item
 from tests.histories.world import BEGIN, Process, World
@@ -37,6 +41,13 @@ _ALIVE = 7.0
 # By how much a good estimate of the server's time may be off: its servers' clocks, the header's second, two for two
 # writers to differ.
 _ESTIMATES = 10.0
+# Seconds within which a holder is notified of its loss.
+_NOTICE = 1.0
+# Seconds by which a `min_hold` may be shorter by true time, plus the difference between two servers' clocks: the
+# seconds of two headers, and the time that an answer takes when the SDK sends the request twice.
+_HOLD_TOLERANCE = 8.0
+# Seconds after the start of the calm from which on every waiter in a live process shows that it is alive.
+_SHOWN = 30.0
 
 
 class RecordedTerm(Term):
@@ -45,16 +56,17 @@ class RecordedTerm(Term):
     :ivar history: from when on it was to last until when, both in true time.
     """
 
-    def __init__(self, world: World, now: Callable[[], float]) -> None:
+    def __init__(self, checker: Checker, now: Callable[[], float]) -> None:
         super().__init__(now)
-        assert world.running is not None
-        self._process = world.running
+        assert checker.world.running is not None
+        self._checker, self._process = checker, checker.world.running
         self.history: list[tuple[float, float]] = []
 
     def renewed(self, sent_at: float, lease_ms: int) -> None:
         super().renewed(sent_at, lease_ms)
         if not self.lost:
             self.history.append((self._process.here, self._process.true(self.until)))
+            self._checker.believed(self)
 
     def lose(self, why: str) -> None:
         super().lose(why)
@@ -63,12 +75,16 @@ class RecordedTerm(Term):
 
 @dataclass
 class Belief:
-    """Somebody works under a lease, from `begin` to `end` at most, for as long as its term lasts."""
+    """A process works under a lease, from `begin` to `end` at most, while its term lasts.
+
+    :ivar left: when the process left the code that works under the lease.
+    """
 
     process: Process
     lease: Lease
     begin: float
     end: float = NEVER
+    left: float = NEVER
 
     def spans(self) -> Iterator[tuple[float, float]]:
         """When it was believed, in true time."""
@@ -105,6 +121,10 @@ class LineChecker:
     :ivar waiting: who waits; by the name in ``about`` of its claims.
     :ivar began, ended: when somebody last began, and ceased, to wait.
     :ivar sent, sender: when the request was sent that is carried out just now, and by which task.
+    :ivar processes: the process of each waiter; it may be replaced by another one.
+    :ivar calm: when the calm began.
+    :ivar moved: when the head of each queue was last changed.
+    :ivar drew: when a number was last drawn in the queue of each lock.
     """
 
     world: World
@@ -114,9 +134,16 @@ class LineChecker:
     ended: dict[str, float] = field(default_factory=dict)
     sent: float = 0.0
     sender: object = None
+    processes: dict[str, Callable[[], Process]] = field(default_factory=dict)
+    calm: float = NEVER
+    drew: dict[str, float] = field(default_factory=dict)
+    moved: dict[str, float] = field(default_factory=dict)
+    _heads: dict[tuple[object, str], str | None] = field(default_factory=dict)
+    _looked: dict[tuple[object, str], float] = field(default_factory=dict)
     _looks: dict[tuple[object, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     # From when on each was there to be seen, and until when it counts.
     _signs: dict[Place, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    _stood_by: dict[Place, Process] = field(default_factory=dict)
     _stands: dict[Place, float] = field(default_factory=dict)
     _places: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
 
@@ -139,9 +166,14 @@ class LineChecker:
         """A request has arrived, perhaps one for the line of a lock."""
         self.sent, self.sender = sent, sender
         if action == "Query":
-            self._looks[sender, params["ExpressionAttributeValues"][":key"]["S"]].append(sent)
+            key = params["ExpressionAttributeValues"][":key"]["S"]
+            self._looks[sender, key].append(sent)
+            self._looked[sender, key] = self.world.now
+            # The head that the answer shows; it is not known, if it has changed since the request was sent.
+            head = self.items.get((key, LOCK_ENTRY), {}).get("first", {}).get("S")
+            self._heads[sender, key] = head if self.moved.get(key, -NEVER) < sent else None
 
-    def written(self, key: str, entry: str, after: Item | None) -> None:
+    def written(self, process: Process, key: str, entry: str, after: Item | None) -> None:
         """A sign of life of a waiter, or of its process: as old as it says, should it have arrived late."""
         if after is None:
             self._signs.pop((key, entry), None)
@@ -152,6 +184,7 @@ class LineChecker:
             return  # a process that says good-bye, or whose good-bye arrives late, gives no sign of life
         if "about" in after:
             self._places[key, _about(after)["actor"]] = entry, self.world.now
+            self._stood_by[key, entry] = process
         at = self.world.now
         for sign in (after, *(each["M"] for each in after.get("holders", {}).get("M", {}).values())):
             if "renewed_at" in sign:
@@ -164,6 +197,11 @@ class LineChecker:
         if before is None or "first" not in before or about.get("fair") != "yes":
             return None
         look = max((at for at in self._looks[self.sender, key] if at <= self.sent), default=None)
+        head = self._heads.get((self.sender, key))
+        if look is not None and head is not None and before["first"]["S"] < head:
+            return "whoever lowered the head of the queue since that looked"
+        if after.get("first") != before["first"] and (gap := self._head_passes(key, name, before, after)):
+            return gap
         left = int(after["available"]["N"])
         mine, placed = self._places.get((key, about["actor"]), (None, 0.0))
         if placed < self.began.get(about["actor"], 0.0) <= self.sent:
@@ -189,6 +227,66 @@ class LineChecker:
                 return f"{their['actor']} in {place}"
         return None
 
+    def _head_passes(self, key: str, name: str, before: Item, after: Item) -> str | None:
+        """A living waiter that the head of the queue now leaves behind, although it is not the one that took the lock.
+
+        Nobody may be passed but the dead, and those that have drawn a number and not taken their place in time.
+        """
+        first = after["first"]["S"] if "first" in after else "~"
+        mine = _about(after["holders"]["M"][name]["M"])["actor"]
+        for (_, entry), item in self._in_line(key):
+            place, their = entry.removeprefix(WAITER_ENTRY), _about(item)
+            if (
+                before["first"]["S"] <= place < first
+                and their["actor"] != mine
+                and their["actor"] in self.waiting
+                and item["lease_id"]["S"] not in after["holders"]["M"]
+                and self._stands[key, entry] < self.sent - 4.0
+                and self._alive_since(key, entry, item, self.sent - 4.0)
+            ):
+                return f"{their['actor']} in {place}, which the head of the queue passed"
+        return None
+
+    def head_cleared(
+        self, process: Process, key: str, params: Mapping[str, Any], before: Item, takes: Mapping[str, Any]
+    ) -> str | None:
+        """A number that was drawn after those that the sender knows of, when it clears the head of the queue: who drew
+        it may be on the way to its place."""
+        place = params["ExpressionAttributeValues"].get(":place", {}).get("S")
+        for holder in takes.values():
+            actor = _about(holder["M"])["actor"]
+            entry, placed = self._places.get((key, actor), ("", -NEVER))
+            if placed >= self.began.get(actor, 0.0) and self._stood_by.get((key, entry)) is process:
+                place = entry.removeprefix(WAITER_ENTRY)
+        drawn = int(before["tickets"]["N"]) if "tickets" in before else 0
+        if place is not None:
+            late = drawn > number_of(place)
+        else:
+            # A number drawn before the look arrived was seen by it, or the write is refused.
+            late = self.drew.get(key, -NEVER) > self._looked.get((self.sender, key), NEVER)
+        return f"the head of the queue of {key} was cleared, after {drawn} was drawn" if late else None
+
+    def handed_on(self, process: Process, before: Item, after: Item) -> str | None:
+        """A place that a process leaves to others, although another process stands in it."""
+        standing = before.get("process", {}).get("S", "").removeprefix(WAITING)
+        if "process" in after or not standing or standing in process.ids:
+            return None
+        return f"{process.name} handed {before['entry']['S']} on, in which {standing} stands"
+
+    def left_behind(self, key: str, actor: str, held: Mapping[Place, Any]) -> Iterator[str]:
+        """Entries of the dead before the place in which that waiter waited until it was granted the lock.
+
+        :param held: the leases that were granted, whose entries it need not have looked at.
+        """
+        mine, _ = self._places.get((key, actor), ("", 0.0))
+        for (_, entry), item in self._in_line(key):
+            if (
+                (key, item["lease_id"]["S"]) not in held
+                and entry < mine
+                and self._stands[key, entry] < self.began[actor]
+            ):
+                yield f"{_about(item)['actor']} left {entry} in the queue of {key}, and {actor} did not clear it"
+
     def immortal(self) -> Iterator[str]:
         """Those who have gone long ago, and still count as waiting."""
         now = self.world.now
@@ -202,11 +300,20 @@ class LineChecker:
 
     def _in_line(self, key: str) -> list[tuple[Place, Item]]:
         return sorted(
-            (at, item) for at, item in self.items.items() if at[0] == key and at[1].startswith(WAITER_ENTRY)
+            (at, item)
+            for at, item in self.items.items()
+            if at[0] == key and at[1].startswith(WAITER_ENTRY) and "lease_id" in item
         )
 
     def _alive_since(self, key: str, entry: str, item: Item, since: float) -> bool:
         """Whether nobody could have taken it for dead since then, by any clock."""
+        actor = _about(item)["actor"]
+        process = self.processes.get(actor) if actor in self.waiting else None
+        if since > self.calm + _SHOWN and self._stands[key, entry] < since and process is not None:
+            here = process()
+            # Its process is awake, and can reach DynamoDB: it has to show that it is alive.
+            if here.alive and here.busy_until < self.calm + 5.0:
+                return True
         signs = [*self._signs[key, entry]]
         if "process" in item:
             signs += self._signs.get((item["process"]["S"], LOCK_ENTRY), ())
@@ -229,8 +336,12 @@ class Checker:
     :ivar people: processes that may break any lease.
     :ivar skew: how long after a lease's end, by its stamp, the first of DynamoDB's servers lets others take it, in
         seconds; None if none of them tells the time.
-    :ivar most: the largest capacity that each lock has had.
+    :ivar taken: when each lease was taken, and the lock's capacity after that.
+    :ivar removed: when each lease was released by its holder.
     :ivar written: when each key was last written to, true time.
+    :ivar calm: when the calm began.
+    :ivar stamped: of each lease, when the last of its applied heartbeats was stamped, by how long they last.
+    :ivar apart: seconds by which two servers' clocks may differ.
     """
 
     world: World
@@ -244,9 +355,16 @@ class Checker:
     broken: dict[Place, float] = field(default_factory=dict)
     given_back: dict[Place, float] = field(default_factory=dict)
     reclaimed: dict[Place, float] = field(default_factory=dict)
+    removed: dict[Place, float] = field(default_factory=dict)
     written: dict[str, float] = field(default_factory=dict)
-    most: dict[str, int] = field(default_factory=dict)
+    taken: dict[Place, tuple[float, int]] = field(default_factory=dict)
+    calm: float = NEVER
+    apart: float = 0.0
+    stamped: dict[Place, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     line: LineChecker = field(init=False)
+    _heard: set[str] = field(default_factory=set)
+    # Leases released in calm weather, one lock of a set at least.
+    _undone: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.line = LineChecker(self.world)
@@ -259,7 +377,13 @@ class Checker:
 
     def term(self, now: Callable[[], float]) -> Term:
         """To be used in place of `Term`."""
-        return RecordedTerm(self.world, now)
+        return RecordedTerm(self, now)
+
+    def believed(self, term: RecordedTerm) -> None:
+        """A belief in a lease has changed: compare it with what the record allows."""
+        for belief in self.beliefs:
+            if belief.lease.term is term and belief.end == NEVER:
+                self._compare(belief)
 
     def heard(self, process: Process, lease: Lease, begun: float) -> None:
         """A caller was told of a grant."""
@@ -267,19 +391,34 @@ class Checker:
         here = process.here
         valid = lease.term.lost is None and process.true(lease.term.until) > here
         self.grants.append(Grant(lease.key, lease.lease_id, lease.token, begun, here, valid))
+        self._heard.add(lease.lease_id)
+        if not valid and self.world.features.valid_when_granted:
+            self.wrong(f"{process.name} was given {lease.lease_id}, whose time had run out")
         self.world.story(f"holds {lease.key} as {lease.lease_id}, token {lease.token}", process)
 
+    def heard_again(self, process: Process, lease: Lease) -> None:
+        """A caller acquired a lease once more that it holds already."""
+        assert isinstance(lease.term, RecordedTerm)
+        if lease.term.lost is not None or process.true(lease.term.until) <= process.here:
+            self.wrong(f"{process.name} was given {lease.lease_id} again, whose time had run out")
+
     @contextmanager
-    def believing(self, process: Process, lease: Lease) -> Iterator[None]:
-        """The process works under the lease for the length of the block, or until it is killed in it."""
+    def believing(self, process: Process, lease: Lease, *, inside: bool = False) -> Iterator[None]:
+        """The process works under the lease for the length of the block, or until it is killed in it.
+
+        :param inside: it is a guarded process, which leaves the lease and does not release it.
+        """
         belief = Belief(process, lease, process.here)
         self.beliefs.append(belief)
         self.world.story(f"works under {lease.lease_id}", process)
+        self._compare(belief)
         try:
             yield
         finally:
             if process.alive:  # else it is cleared away, long after its death
-                belief.end = process.here
+                belief.left = process.here
+                if inside or not self.world.features.release_ends_belief:
+                    belief.end = process.here
                 self.world.story(f"works no more under {lease.lease_id}", process)
 
     def killed(self, process: Process) -> None:
@@ -289,13 +428,14 @@ class Checker:
         for belief in self.beliefs:
             if belief.process is process:
                 belief.end = min(belief.end, self.world.now)
+                belief.left = min(belief.left, self.world.now)
 
     def deleted(self, at: Place) -> None:
-        """TTL has removed an item."""
+        """TTL, or a person, has removed an item."""
         key, entry = at
         if entry != LOCK_ENTRY:
             return
-        self.world.story(f"{key} is deleted by TTL")
+        self.world.story(f"{key} is deleted")
         for belief in self.beliefs:
             if (
                 belief.lease.key == key
@@ -313,12 +453,22 @@ class Checker:
             return
         key = item["key"]["S"]
         if item["entry"]["S"] != LOCK_ENTRY:
-            self.line.written(key, item["entry"]["S"], after)
+            if (
+                before is not None
+                and after is not None
+                and (gap := self.line.handed_on(process, before, after))
+            ):
+                self.wrong(gap)
+            if after is not None and "lease_id" not in after:
+                self.wrong(f"{process.name} made {item['entry']['S']}, which names no waiter")
+            self.line.written(process, key, item["entry"]["S"], after)
             return
         if key.startswith(WAITING):
-            self.line.written(key, LOCK_ENTRY, after)
+            self.line.written(process, key, LOCK_ENTRY, after)
         if after is None:
-            self.wrong(f"{process.name} deleted the record of {key}")
+            if process not in self.people or (before or {}).get("holders", {}).get("M"):
+                self.wrong(f"{process.name} deleted the record of {key}, held by somebody: {before}")
+            self.deleted((key, LOCK_ENTRY))
             return
         self.written[key] = self.world.now
         old: Mapping[str, Any] = before["holders"]["M"] if before else {}
@@ -327,16 +477,44 @@ class Checker:
         for name, holder in old.items():
             if name not in new:
                 self._gone(process, params, (key, name), holder["M"], taken=bool(takes))
+                by_hand = process in self.people
+                self._too_early(params, (key, name), holder["M"], taken=bool(takes), by_hand=by_hand)
             elif new[name] is not holder and not self._acts_for(process, name):
                 self.wrong(f"{process.name} changed the lease {name}, which is not its own")
         for name in takes:
             self._comes_back((key, name), new[name]["M"])
+            self.taken[key, name] = self.world.now, int(after["capacity"]["N"])
             if (overtaken := self.line.overtaken(key, name, before, after)) is not None:
                 self.wrong(f"{process.name} took {key} as {name}, before {overtaken}, which came first")
             if not self._acts_for(process, name):
                 self.wrong(f"{process.name} took the lease {name}, which is not its own")
-        self._last(new)
-        self.most[key] = max(self.most.get(key, 0), int(after["capacity"]["N"]))
+        for name, holder in new.items():
+            if old.get(name) is not holder:
+                lasts, stamps = int(holder["M"]["lease_ms"]["N"]), self.stamped[key, name]
+                drawn = self.world.drawn.get(holder["M"]["version"]["S"], -NEVER)
+                stamps[lasts] = max(drawn, stamps.get(lasts, -NEVER))
+        for belief in self.beliefs:
+            if belief.end == NEVER and belief.lease.key == key:
+                self._compare(belief)
+        if before is not None and "first" in before and "first" not in after:
+            gap = self.line.head_cleared(process, key, params, before, {name: new[name] for name in takes})
+            if gap is not None:
+                self.wrong(f"{process.name}: {gap}")
+        if before is None or before.get("first") != after.get("first"):
+            self.line.moved[key] = self.world.now
+            heads = [each["first"]["S"] for each in (before, after) if each is not None and "first" in each]
+            leaves = ":after" in params["ExpressionAttributeValues"]
+            if len(heads) == 2 and heads[0] < heads[1] and not takes and not leaves:
+                self.wrong(
+                    f"{process.name} raised the head of the queue of {key} from {heads[0]} to {heads[1]}"
+                )
+        if before is None or before.get("tickets") != after.get("tickets"):
+            self.line.drew[key] = self.world.now
+        alone = before is not None and old and int(before["capacity"]["N"]) in ONE_OR_ALL
+        if alone and "fixed" in after and "fixed" not in (before or ()):
+            self.wrong(f"{process.name} set the capacity of {key}, which somebody held alone")
+        if before is not None and "fixed" in before and "fixed" not in after and new:
+            self.wrong(f"{process.name} unset the capacity of {key}, which was held")
         if takes and int(after["available"]["N"]) < 0:
             self.wrong(f"{process.name} took slots of {key} that there were not: {after}")
         held = sum(int(holder["M"]["slots"]["N"]) for holder in new.values())
@@ -366,28 +544,60 @@ class Checker:
         else:
             if not self._acts_for(process, name):
                 self.wrong(f"{process.name} released the lease {name}, which is not its own")
+            self.removed[at] = self.world.now
+            if self.line.sent > self.calm:
+                self._undone.setdefault(name, self.world.now)
             told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
             if abs(told - self.world.now) < _ESTIMATES:
                 self.given_back[at] = self.world.now
             if holder["inside"]["M"]:
                 self.wrong(f"{process.name} released {name} with {list(holder['inside']['M'])} inside")
 
-    def _last(self, holders: Mapping[str, Any]) -> None:
-        """A lease is not over by the record before it is over for those who believe in it."""
-        if self.skew is None:
+    def _too_early(
+        self, params: Mapping[str, Any], at: Place, holder: Mapping[str, Any], *, taken: bool, by_hand: bool
+    ) -> None:
+        """A lock with a `min_hold` is not handed on before its time, unless its holder died or was broken."""
+        hold = float(_about(holder).get("hold", 0.0))
+        dead = taken and "resting" not in holder
+        if (
+            not hold
+            or dead
+            or by_hand
+            or self.skew is None
+            or at[1] not in self._heard
+            or at not in self.taken
+        ):
             return
-        for belief in self.beliefs:
-            name = belief.lease.lease_id
-            if belief.end == NEVER and name in holders and "renewed_at" in holders[name]["M"]:
-                holder = holders[name]["M"]
-                over = (
-                    (int(holder["renewed_at"]["N"]) + int(holder["lease_ms"]["N"])) / 1000 - BEGIN + self.skew
-                )
-                until = max(
-                    (end for begin, end in belief.spans() if begin <= self.world.now < end), default=0.0
-                )
-                if over < until:
-                    self.wrong(f"{name} may be taken from {over:.3f} on, and is counted on until {until:.3f}")
+        told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
+        if not self.world.features.hold_by_server_time and abs(told - self.world.now) > _ESTIMATES:
+            return
+        earliest = self.taken[at][0] + hold - self.apart - _HOLD_TOLERANCE
+        if self.world.now < earliest:
+            self.wrong(f"{at[1]} was to be held until {earliest:.1f} at least, and was handed on")
+
+    def _compare(self, belief: Belief) -> None:
+        """A lease is not over by the record before it is over for those who believe in it: neither by what the record
+        says, nor by when the heartbeats were stamped that it shows."""
+        item = self.line.items.get((belief.lease.key, LOCK_ENTRY))
+        name = belief.lease.lease_id
+        holder = item["holders"]["M"].get(name, {}).get("M", {}) if item is not None else {}
+        if not holder or (belief.lease.key, name) in self.broken:
+            return
+        now = max(self.world.now, belief.begin)
+        here = belief.process.here if belief.process is self.world.running else now
+        until = max((end for begin, end in belief.spans() if begin <= max(now, here) < end), default=0.0)
+        rate = belief.process.machine.rate
+        stamps = self.stamped[belief.lease.key, name].items()
+        counted = max((at + lasts / 1000 * (1 - MARGIN) / rate for lasts, at in stamps), default=0.0)
+        if counted + 0.005 < until:
+            self.wrong(
+                f"{name} is good until {counted:.3f} by its last stamp, and is counted on until {until:.3f}"
+            )
+        if self.skew is None or "renewed_at" not in holder:
+            return
+        over = (int(holder["renewed_at"]["N"]) + int(holder["lease_ms"]["N"])) / 1000 - BEGIN + self.skew
+        if over < until:
+            self.wrong(f"{name} may be taken from {over:.3f} on, and is counted on until {until:.3f}")
 
     def _comes_back(self, at: Place, holder: Mapping[str, Any]) -> None:
         """A lease that was given back is not taken again by a write that was made before. (One that carries a wrong
@@ -402,7 +612,7 @@ class Checker:
 
     def works(self, process: Process) -> bool:
         """Whether it works under a lease just now."""
-        return any(belief.process is process and belief.end == NEVER for belief in self.beliefs)
+        return any(belief.process is process and belief.left == NEVER for belief in self.beliefs)
 
     def _holds_now(self, belief: Belief) -> bool:
         return any(begin <= self.world.now < end for begin, end in belief.spans())
@@ -415,16 +625,47 @@ class Checker:
             self.wrong(mistake)
         for immortal in self.line.immortal():
             self.wrong(immortal)
+        for belief in self.beliefs:
+            self._told_in_time(belief)
         for key, capacity in self.capacities.items():
             self._exclusion(key)
             self._tokens([grant for grant in self.grants if grant.key == key], capacity)
-        for (_, entry), item in items.items():
+        for (key, entry), item in items.items():
             if entry != LOCK_ENTRY:
+                try:
+                    waiter_record(item)
+                except (TypeError, ValueError) as damaged:
+                    self.wrong(f"the entry {entry} in the queue of {key} is damaged: {damaged}")
                 continue
             try:
-                NativeFormat("locks").record(item, None)
+                record = NativeFormat("locks").record(item, None)
             except LockRecordError as damaged:
                 self.wrong(str(damaged))
+                continue
+            for name in record.holders:
+                undone = self._undone.get(name, -NEVER)
+                if self.taken.get((key, name), (NEVER, 0))[0] < undone:
+                    self.wrong(f"{name} was given back at {undone:.3f}, and still holds {key}")
+
+    def _told_in_time(self, belief: Belief) -> None:
+        """Whether the holder was notified within a second, of those in which it ran, after its lease had run out."""
+        assert isinstance(belief.lease.term, RecordedTerm)
+        history, process = belief.lease.term.history, belief.process
+        lost = min((at for at, until in history if until == -NEVER), default=NEVER)
+        _, runs_out = max(((at, until) for at, until in history if at <= lost), key=lambda each: each[1])
+        until = min(lost, belief.left, self.world.now)
+        if runs_out + _NOTICE >= until:
+            return
+        stopped = 0.0
+        for begin, end in process.stops:
+            delays = end > runs_out - belief.lease.lease_ms / 1000 and begin < until
+            if delays and not self.world.features.told_on_waking:
+                return
+            stopped += max(0.0, min(end, until) - max(begin, runs_out))
+        if until - runs_out - stopped > _NOTICE:
+            self.wrong(
+                f"{belief.lease.lease_id} ran out at {runs_out:.3f}, and {process.name} was not told until {until:.3f}"
+            )
 
     def _exclusion(self, key: str) -> None:
         uses: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -437,10 +678,11 @@ class Checker:
                 excused = self.broken.get((key, name), NEVER)
                 uses[name] += [(begin, min(end, excused)) for begin, end in belief.spans() if begin < excused]
         for name in uses:
-            at = self.reclaimed.get((key, name), -NEVER)
-            for begin, end in uses[name]:
-                if begin <= at < end:
-                    self.wrong(f"{name} was reclaimed at {at:.3f}, but counted on its lease until {end:.3f}")
+            for gone, what in ((self.reclaimed, "reclaimed"), (self.removed, "released")):
+                at = gone.get((key, name), -NEVER)
+                for begin, end in uses[name]:
+                    if begin <= at < end:
+                        self.wrong(f"{name} was {what} at {at:.3f}, but counted on its lease until {end:.3f}")
         for spans in uses.values():
             for begin, _ in spans:
                 using = [
@@ -450,7 +692,9 @@ class Checker:
                 ]
                 # Who excludes is alone, whatever the others think.
                 claimed = min(leases[other].capacity for other in using)
-                capacity = self.most.get(key, 0) if 1 < claimed < SHARED else claimed
+                # A capacity may be set below what is held; the last one that was granted fitted.
+                _, granted = max(self.taken[key, other] for other in using)
+                capacity = granted if 1 < claimed < SHARED else claimed
                 if sum(leases[other].slots for other in using) > capacity:
                     self.wrong(
                         f"at {begin:.3f}, {' and '.join(sorted(using))} all worked under {key}, of {capacity}"

@@ -1,5 +1,5 @@
 """A DynamoDB table in memory: conditional writes, transactions, `ALL_OLD`, reads that may be stale, queries, deletion
-by TTL.
+by TTL, and DynamoDB's limits.
 
 No time passes in it and nothing is random; when a request arrives, and which past a read shows, is the adversary's to
 say.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests import limits
 from tests.histories.expressions import InvalidExpression, Item, Scope, condition, update
 
 #: Partition key and sort key.
@@ -31,6 +32,10 @@ class Refused(Exception):
 
     def __init__(self, item: Item | None) -> None:
         self.item = item
+
+
+class Throttled(Exception):
+    """The partition has taken as many writes within a second as it can."""
 
 
 class Cancelled(Exception):
@@ -66,13 +71,17 @@ class Table:
     items: dict[Place, Item] = field(default_factory=dict)
     past: dict[Place, list[tuple[float, Item | None]]] = field(default_factory=dict)
     tokens: dict[str, tuple[float, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
+    throughput: limits.Throughput = field(default_factory=limits.Throughput)
 
     def write(self, kind: str, params: Mapping[str, Any], now: float) -> Written:
         """One ``Update``, ``Put`` or ``Delete``.
 
         :raises Refused: its condition does not hold.
+        :raises Throttled: the partition takes no more writes.
         """
+        _check(f"{kind}Item", params)
         written = self._decide(kind, params)
+        self._use(written, now)
         self._put(written.at, written.after, now)
         return written
 
@@ -80,7 +89,9 @@ class Table:
         """`TransactWriteItems`: what it wrote; nothing, if it comes a second time.
 
         :raises Cancelled: the condition of one of its items does not hold.
+        :raises Throttled: the partition of one of them takes no more writes.
         """
+        _check("TransactWriteItems", {"TransactItems": items})
         if self.has_done(token, now):
             if self.tokens[token][1] != items:
                 raise InvalidExpression(f"the token {token} was another transaction's")
@@ -101,6 +112,8 @@ class Table:
                     decided.append(written)
         if any(refusals):
             raise Cancelled(refusals)
+        for written in decided:
+            self._use(written, now, times=2)
         for written in decided:
             self._put(written.at, written.after, now)
         self.tokens[token] = (now, items)
@@ -148,6 +161,15 @@ class Table:
         """What TTL does."""
         self._put(at, None, now)
 
+    def _use(self, written: Written, now: float, times: int = 1) -> None:
+        if written.after is not None:
+            try:
+                limits.check_item(written.after)
+            except limits.LimitExceeded as exceeded:
+                raise InvalidExpression(str(exceeded)) from None
+        if not self.throughput.takes(written.at[0], (written.before, written.after), now, times):
+            raise Throttled
+
     def _decide(self, kind: str, params: Mapping[str, Any]) -> Written:
         """What a write would come to."""
         at = place(params)
@@ -187,6 +209,13 @@ class Table:
             self.items.pop(at, None)
         else:
             self.items[at] = item
+
+
+def _check(action: str, params: Mapping[str, Any]) -> None:
+    try:
+        limits.check(action, params)
+    except limits.LimitExceeded as exceeded:
+        raise InvalidExpression(str(exceeded)) from None
 
 
 def place(params: Mapping[str, Any]) -> Place:

@@ -15,13 +15,15 @@ from typing import Any
 
 from airflow_dynamo_lock.client.aio import AsyncLockClient
 from airflow_dynamo_lock.client.core import leases_of
+from airflow_dynamo_lock.protocol.effects import Stamp
 from airflow_dynamo_lock.protocol.errors import LockError, LockLostError
 from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.model import Lease
+from airflow_dynamo_lock.protocol.model import Claim, Lease
+from airflow_dynamo_lock.protocol.native import NativeFormat
 from tests.histories.checker import Checker
 from tests.histories.dynamodb import Table
 from tests.histories.network import CALM, KINDS, TABLE, Network, Sdk, Weather, answer_with
-from tests.histories.world import BEGIN, Assumptions, Process, World
+from tests.histories.world import BEGIN, FEATURES, Assumptions, Features, Process, World
 
 #: The longest stretch of the time between two looks, and what a try takes in calm weather, seconds.
 STRETCH, TRY = 1.25, 3.0
@@ -48,10 +50,13 @@ class Verdict:
 
 
 def play(
-    seed: int, assumptions: Assumptions | None = None, tell: Callable[[str], None] | None = None
+    seed: int,
+    assumptions: Assumptions | None = None,
+    tell: Callable[[str], None] | None = None,
+    features: Features | None = None,
 ) -> Verdict:
     """Play the history of that seed; `tell` is given its story, line by line."""
-    world = World(seed, assumptions or Assumptions(), tell=tell)
+    world = World(seed, assumptions or Assumptions(), features or FEATURES[-1], tell=tell)
     history = History(world)
     with world.patched(history.checker.term):
         history.play()
@@ -66,23 +71,30 @@ class History:
         self.world = world
         chance = world.random
         # A bit of everything, or one kind of trouble that builds on itself.
-        self.trouble = chance.choice(["all", "all", "pauses", "delays"])
+        self.trouble = chance.choice(["all"] * 4 + ["pauses", "pauses", "delays", "races"])
+        races = self.trouble == "races"  # many, who are quick, and whose requests overtake each other
         plain = self.trouble == "delays"  # its coincidences are rare enough
         self.keys = ["a", "b"] if not plain and chance.random() < 0.25 else ["a"]
         # A plain lock, a semaphore, or one that some share.
-        self.kind = (
-            "plain" if plain else chance.choice(["plain", "plain", "plain", "slots", "slots", "shared"])
-        )
-        capacity = {"plain": 1, "slots": 3, "shared": SHARED}[self.kind]
-        self.fair = chance.choice([1.0, 1.0, 0.7, 0.0])  # so many of those who wait stand in line
-        self.lease = 6.0 if plain else chance.choice([6.0, 12.0, 30.0])
+        kinds = ["plain"] * 5 + ["slots"] * 4 + ["shared"] * 2 + ["mixed"]
+        self.kind = "plain" if plain else chance.choice(["slots", "mixed"] if races else kinds)
+        self.slots = 5 if races else 3
+        capacity = {"plain": 1, "shared": SHARED}.get(self.kind, self.slots)
+        self.fair = chance.choice(
+            [1.0, 0.0, 0.0] if races else [1.0, 1.0, 0.7, 0.0]
+        )  # so many of those who wait stand in line
+        self.lease = 6.0 if plain or races else chance.choice([6.0, 12.0, 30.0])
         self.grace = chance.choice([3.0, 6.0])
-        self.skew = 5.5 if plain else chance.choice([5.5, 10.0])
-        self.poll = chance.choice([1.0, 3.0])
+        self.skew = 5.5 if plain or races else chance.choice([5.5, 10.0])
+        if world.features.wide_skew and chance.random() < 0.3:
+            self.skew = 25.0
+        self.longest = self.lease  # of all leases that were asked for
+        self.hold = chance.choice([self.grace, self.grace, 30.0])
+        self.poll = 1.0 if races else chance.choice([1.0, 3.0])
         dates = plain or chance.random() < 0.85
         apart = self.skew - 5.0 + world.assumptions.skew
         capacities = dict.fromkeys(self.keys, capacity)
-        self.checker = Checker(world, capacities, self.skew - apart / 2 if dates else None)
+        self.checker = Checker(world, capacities, self.skew - apart / 2 if dates else None, apart=apart)
         self.table = Table(remembers=world.assumptions.stale)
         self.network = Network(
             world,
@@ -94,6 +106,8 @@ class History:
         )
         self.checker.line.items = self.table.items
         self.network.arrived = self.checker.line.arrived
+        if self.kind == "shared" and world.features.many_dead_readers:
+            self._bury_readers()
         self.actors: dict[Process, str] = {}  # those that have not come to their end
         self.schedulers: list[Process] = []  # which live for ever
         self.storm = True
@@ -101,15 +115,32 @@ class History:
         self._names = 0
         self.airflow = Airflow(self)
 
+    def _bury_readers(self) -> None:
+        """Begin with a record of 130 readers that died a while ago."""
+        stamp = Stamp("v", None, round((BEGIN - 100.0) * 1000), 0.0)
+        write = NativeFormat(TABLE).take_idle(
+            Claim("a", "?", "a dead reader", 6000, 3000, capacity=SHARED), stamp
+        )
+        written = self.table.write("Update", write.params, 0.0).after
+        assert written is not None
+        (reader,) = written["holders"]["M"].values()
+        readers = {f"reader{number}": reader for number in range(130)}
+        left = {"N": str(SHARED - len(readers))}
+        record = {**written, "holders": {"M": readers}, "available": left}
+        self.table.write("Put", {"Item": record}, 0.0)
+
     # -- the course of it -------------------------------------------------------------------------------------
 
     def play(self) -> None:
         """A storm, then calm, then the judgement."""
         world, chance = self.world, self.world.random
-        for _ in range(chance.choice([2, 2, 3, 4])):
-            actors: list[Callable[[], object]] = [self.client, self.airflow.run, self.sensor]
-            world.at(chance.uniform(0, 3), None, chance.choices(actors, weights=[5, 4, 1])[0])
-        ends = chance.choice([15.0, 30.0, 60.0])
+        races = self.trouble == "races"
+        crowd = [6, 8] if races else [2, 3, 4, 6, 8] if self.kind == "slots" else [2, 2, 3, 4]
+        for _ in range(chance.choice(crowd)):
+            actors: list[Callable[[], object]] = [self.client, self.airflow.run, self.sensor, self.impatient]
+            weights = [8, 1, 0, 2] if races else [5, 4, 1, 1]
+            world.at(chance.uniform(0, 3), None, chance.choices(actors, weights)[0])
+        ends = 25.0 if races else chance.choice([15.0, 30.0, 60.0])
         self._brew(ends)
         world.run(lambda: False, ends)
         self._calm()
@@ -118,40 +149,54 @@ class History:
     def _brew(self, ends: float) -> None:
         """Choose what is to go wrong, and when."""
         world, chance = self.world, self.world.random
-        mishaps = [self._kill, self._stop, self._cut_off, self.airflow.restart, self._break, self._expire]
-        if self.kind == "slots" and chance.random() < 0.3:
-            world.at(chance.uniform(0.5, ends), None, self._set_capacity)
-        weights, number = [4, 5, 6, 3, 1, 1], chance.choice([0, 1, 2, 4])
+        mishaps = [
+            *(self._kill, self._stop, self._suspend, self._cut_off, self.airflow.restart),
+            *(self._break, self._expire, self._forget, self._set_capacity),
+        ]
+        if chance.random() < {"slots": 0.3, "mixed": 0.5}.get(self.kind, 0.05):
+            world.at(chance.uniform(0.0, ends), None, self._set_capacity)
+        weights, number = [4, 5, 2, 6, 3, 1, 1, 2, 0], chance.choice([0, 1, 2, 4])
+        world.suspends = chance.random() < 0.3
         match self.trouble:
             case "all":
                 kinds = chance.sample(KINDS, chance.choice([0, 1, 2, 3, 8]))
                 world.stumbles = chance.choice([0.0, 0.0, 0.003, 0.01])
             case "pauses":
-                kinds, weights, number = [], [1, 5, 5, 1, 0, 0], 3
+                kinds, weights, number = [], [1, 5, 2, 5, 1, 0, 0, 0, 0], 3
                 world.stumbles = 0.02
             case "delays":
-                kinds, weights, number = ["late", "unheard"], [1, 1, 12, 1, 0, 0], 4
+                kinds, weights, number = ["late", "unheard"], [1, 1, 0, 12, 1, 0, 0, 0, 0], 4
+            case "races":
+                kinds, weights, number = ["lost", "unheard"], [8, 1, 0, 1, 0, 1, 0, 1, 2], 8
+                world.stumbles = chance.choice([0.0, 0.003])
         troubles = {kind: chance.choice([0.02, 0.05, 0.15]) for kind in kinds}
+        if self.trouble == "races":
+            troubles["slow"] = 0.4
         self.network.weather = Weather(conflicted=0.05, **troubles)
         for _ in range(number):
-            world.at(chance.uniform(0.5, ends), None, chance.choices(mishaps, weights)[0])
+            latest = 10.0 if self.trouble == "races" else ends
+            world.at(chance.uniform(0.5, latest), None, chance.choices(mishaps, weights)[0])
         if chance.random() < 0.06:
             world.at(chance.uniform(0.5, ends), None, self._long_night)
 
     def _calm(self) -> None:
         """The trouble is over: everybody must come to an end, and one more get his turn with all the slots."""
-        world, checker = self.world, self.checker
+        world, checker, chance = self.world, self.checker, self.world.random
         self.storm = False
         self.network.weather = CALM
         world.stumbles = 0.0
         for process in world.processes:
             process.reaches = process.hears = True
         begun = max([world.now, *(each.busy_until for each in world.processes if each.alive)])
+        checker.calm = checker.line.calm = begun
         world.story("The weather is calm from now on.")
+        if chance.random() < 0.3 or len(self.keys) > 1:
+            for _ in range(chance.randint(1, 3)):
+                world.at(begun + chance.random(), None, self.impatient)
         waiting = {key: self.client(key, name="last") for key in self.keys}
         # A corpse is seen at the next look, is watched for a lease by a slow clock, and taken at the look after that.
         # Others wait until those before them in line have had their turn, or are known to be dead.
-        silent = self.lease / (1 - world.assumptions.rates) + 2 * self.poll * STRETCH + TRY
+        silent = max(self.longest, self.hold) / (1 - world.assumptions.rates) + 2 * self.poll * STRETCH + TRY
         if self.fair:
             silent += IN_LINE + LOOKS * self.poll * STRETCH
         latest = begun + world.assumptions.late + 12 * (silent + self.grace)
@@ -171,8 +216,13 @@ class History:
         if not world.run(done, latest):
             left = ", ".join(f"{each.name} ({what})" for each, what in self.actors.items())
             checker.wrong(f"{left} came to no end within {latest - begun:.0f} s after the storm")
-        elif world.random.random() < 0.1:
+        elif chance.random() < 0.1:
             world.run(lambda: False, world.now + 100.0)  # who still stands in line by then, does so for ever
+            for key, process in waiting.items():
+                for left in (
+                    checker.line.left_behind(key, process.name, checker.taken) if process.alive else ()
+                ):
+                    checker.wrong(left)
 
     # -- who takes part ---------------------------------------------------------------------------------------
 
@@ -195,8 +245,9 @@ class History:
         process.busy_until = self.morning
         return process
 
-    def actor(self, process: Process, what: str, work: Coroutine[Any, Any, Any]) -> None:
-        """Let the process do that, which has to come to an end, if the process is not killed."""
+    def actor(self, process: Process, what: str, work: Coroutine[Any, Any, Any]) -> Callable[[], object]:
+        """Let the process do that, which has to come to an end, if the process is not killed. Returns what cancels
+        it."""
         self.actors[process] = what
 
         async def until_done() -> None:
@@ -204,9 +255,10 @@ class History:
                 await work
             except LockError as failure:
                 self.world.story(f"ends: {failure}", process)
-            self.actors.pop(process, None)
+            finally:
+                self.actors.pop(process, None)
 
-        process.start(until_done())
+        return process.start(until_done())
 
     def claim(self, who: str, *, all_of_it: bool = False) -> dict[str, Any]:
         """What somebody may want of a lock of this history."""
@@ -214,14 +266,18 @@ class History:
         fair = chance.random() < self.fair
         about = {"actor": who, "fair": "yes" if fair else "no"}
         claim: dict[str, Any] = {"about": about, "fair": fair, "poll_interval": self.poll}
-        if self.kind == "slots":
-            claim |= {"slots": 3 if all_of_it else chance.randint(1, 3), "capacity": 3}
+        if self.kind == "slots" or (self.kind == "mixed" and chance.random() < 0.5):
+            slots = self.slots if all_of_it else chance.randint(1, 3)
+            claim |= {"slots": slots, "capacity": self.slots}
         elif self.kind == "shared" and not all_of_it:
             claim |= {"mode": chance.choice(["shared", "shared", "exclusive"])}
         if fair and not all_of_it and chance.random() < 0.1:
             claim["priority"] = chance.choice([-1, 1])
         if not all_of_it and chance.random() < 0.05:
-            claim["min_hold"] = self.grace
+            claim["min_hold"] = self.hold
+            about["hold"] = str(self.hold)
+        if chance.random() < 0.05:
+            claim["data"] = chance.choice([{}, {"by": who}])
         return claim
 
     def client(self, key: str | None = None, name: str = "client") -> Process:
@@ -232,31 +288,90 @@ class History:
         if not last and len(self.keys) > 1 and chance.random() < 0.6:
             wanted = chance.sample(self.keys, len(self.keys))  # together, in any order
         claim = self.claim(process.name, all_of_it=last)
-        rounds = 1 if last else chance.randint(1, 3)
+        rounds = 1 if last else chance.randint(1, 3) if self.trouble != "races" else 8
+
+        if isinstance(wanted, str) and not last and chance.random() < 0.15:
+            claim["reentrant"] = True
 
         async def take_turns() -> None:
             locks = self.connect(process)
             for _ in range(rounds):
-                begun = process.here
                 timeout = chance.choice([None, None, 5.0]) if self.storm else None
                 try:
-                    with self.checker.line.waits(process.name) as waited:
-                        async with locks.lock(wanted, timeout=timeout, **claim) as held:
-                            waited()
-                            with ExitStack() as believing:
-                                for lease in leases_of(held):
-                                    self.checker.heard(process, lease, begun)
-                                    believing.enter_context(self.checker.believing(process, lease))
-                                longest = self.lease * 1.5 if self.storm else 1.0
-                                await asyncio.sleep(chance.random() * longest)
+                    await self._hold(process, locks, wanted, {**claim, "timeout": timeout})
                 except LockError as failure:
                     self.world.story(f"has no luck: {failure}", process)
                 if not self.storm:
                     break
-                await asyncio.sleep(chance.random() * 2)
+                await asyncio.sleep(chance.random() * (0.3 if self.trouble == "races" else 2.0))
 
         self.actor(process, f"takes {wanted} {rounds} times", take_turns())
         return process
+
+    async def _hold(
+        self, process: Process, locks: AsyncLockClient, wanted: Any, claim: dict[str, Any]
+    ) -> None:
+        """Take the lock, work under it for a while, and release it."""
+        chance, checker, begun = self.world.random, self.checker, process.here
+        checker.line.processes[process.name] = lambda: process
+        with checker.line.waits(process.name) as waited:
+            async with locks.lock(wanted, **claim) as held:
+                waited()
+                with ExitStack() as believing:
+                    for lease in leases_of(held):
+                        checker.heard(process, lease, begun)
+                        believing.enter_context(checker.believing(process, lease))
+                    longest = self.lease * 1.5 if self.storm and self.trouble != "races" else 1.0
+                    await asyncio.sleep(chance.random() * longest)
+                    if self.storm and chance.random() < 0.1:
+                        await self._renew(process, locks, held)
+                    if claim.get("reentrant"):
+                        await self._hold_again(process, locks, wanted, claim, held)
+
+    async def _renew(self, process: Process, locks: AsyncLockClient, held: Any) -> None:
+        """Send a heartbeat by hand, which may make the lease longer, and try to make it shorter again."""
+        chance = self.world.random
+        for factor in chance.choice([(None,), (1.5,), (2.0, 0.7), (0.5,)]):
+            self.longest = max(self.longest, self.lease * (factor or 1.0))
+            try:
+                held = await locks.renew(held, duration=factor and self.lease * factor)
+            except LockError as failure:
+                self.world.story(f"does not renew: {failure}", process)
+            await asyncio.sleep(chance.random() * self.lease / 2)
+
+    async def _hold_again(
+        self, process: Process, locks: AsyncLockClient, wanted: str, claim: dict[str, Any], held: Lease
+    ) -> None:
+        """Acquire the lock once more, from inside the block of the first acquire."""
+        begun = process.here
+        try:
+            async with locks.lock(wanted, **claim) as again:
+                if again.lease_id == held.lease_id:
+                    self.checker.heard_again(process, again)
+                else:
+                    self.checker.heard(process, again, begun)
+                with self.checker.believing(process, again):
+                    await asyncio.sleep(self.world.random.random() * self.lease / 2)
+        except LockError as failure:
+            self.world.story(f"does not hold it again: {failure}", process)
+
+    def impatient(self) -> None:
+        """A process that is cancelled while it acquires, or a while after that."""
+        chance, process = self.world.random, self.process("impatient")
+        wanted: Any = chance.choice(self.keys)
+        if len(self.keys) > 1 and chance.random() < 0.7:
+            wanted = chance.sample(self.keys, len(self.keys))
+        claim = self.claim(process.name)
+
+        async def take() -> None:
+            try:
+                await self._hold(process, self.connect(process), wanted, claim)
+            except LockError as failure:
+                self.world.story(f"has no luck: {failure}", process)
+
+        cancel = self.actor(process, f"takes {wanted} for a moment", take())
+        patience = chance.choice([0.02, 0.05, 2.0, self.lease])
+        self.world.at(process.here + chance.random() * patience, None, cancel)
 
     def sensor(self) -> None:
         """A process that waits until there is room."""
@@ -308,6 +423,33 @@ class History:
             self.world.story(f"is stopped for {seconds:.1f} s", process)
             process.pause(seconds)
 
+    def _suspend(self) -> None:
+        """The machine of a process is suspended for a while: a laptop's lid, a paused virtual machine."""
+        if (process := self._victim(self.world.processes)) is not None:
+            seconds = self._spell()
+            self.world.faults["machine suspended"] += 1
+            self.world.story(f"and its machine are suspended for {seconds:.1f} s", process)
+            process.pause(seconds, suspend=True)
+
+    def _forget(self) -> None:
+        """Somebody deletes the record of a lock, as soon as nobody holds it, again and again.
+
+        Not where answers have no ``Date``: the next token is then taken from the host clock of whoever comes next.
+        """
+        if not self.network.dates:
+            return
+        process, key = self.process("person"), self.world.random.choice(self.keys)
+        self.checker.people.append(process)
+
+        async def forget_it() -> None:
+            locks = self.connect(process)
+            for _ in range(10):
+                if await locks.forget(key):
+                    self.world.faults["record forgotten"] += 1
+                await asyncio.sleep(self.world.random.random())
+
+        self.actor(process, f"forgets {key}", forget_it())
+
     def _cut_off(self) -> None:
         """A process is cut off from DynamoDB for a while, in one direction or both; perhaps twice in a row."""
         chance, process = self.world.random, self._victim(self.world.processes)
@@ -351,16 +493,22 @@ class History:
         self.actor(process, f"breaks {key}", break_it())
 
     def _set_capacity(self) -> None:
-        """Somebody gives a semaphore another capacity, and then perhaps the old one."""
+        """Somebody gives a semaphore another capacity, perhaps the old one again, or lets the claims decide again."""
         process, key = self.process("person"), self.world.random.choice(self.keys)
         self.checker.people.append(process)
         self.world.faults["capacity set"] += 1
 
         async def set_it() -> None:
             locks = self.connect(process)
-            for capacity in self.world.random.choice([(5,), (4, 3), (5, 3, 4)]):
-                await locks.set_capacity(key, capacity)
-                await asyncio.sleep(self.world.random.random() * self.lease)
+            chance = self.world.random
+            races = self.trouble == "races"
+            some = chance.choice([(5,), (4, 3), (5, 3, 4), (5, None), (4, None, 5), (2, 3, None)])
+            for capacity in [5, None] * 4 if races else some:
+                try:
+                    await locks.set_capacity(key, capacity)
+                except LockError as failure:  # it is in use
+                    self.world.story(f"does not set it: {failure}", process)
+                await asyncio.sleep(chance.random() * (0.5 if races else chance.choice([0.1, self.lease])))
 
         self.actor(process, f"sets the capacity of {key}", set_it())
 
@@ -371,8 +519,8 @@ class History:
         for at, item in list(self.table.items.items()):
             if "expires_at" in item and int(item["expires_at"]["N"]) < BEGIN + self.world.now:
                 self.world.faults["record deleted by TTL"] += 1
-                self.checker.deleted(at)
                 self.table.delete(at, self.world.now)
+                self.checker.deleted(at)
 
     def _long_night(self) -> None:
         """All machines sleep for more than a week."""
@@ -380,7 +528,7 @@ class History:
         self.world.story("All machines sleep.")
         self.morning = self.world.now + 8 * DAY
         for process in self.world.processes:
-            process.busy_until = max(process.busy_until, self.morning)
+            process.pause(max(0.0, self.morning - process.here), suspend=True)
         self.world.at(self.morning - self.world.random.random() * DAY / 2, None, self._expire)
 
 
@@ -405,7 +553,7 @@ class Airflow:
 
     def restart(self) -> None:
         """A new triggerer takes over what the old one has not finished. The old one is dead, or only seems so."""
-        old, chance = self.triggerer, self.world.random
+        old, chance, running = self.triggerer, self.world.random, list(self._running)
         self._start_triggerer()
         self.world.faults["triggerer replaced"] += 1
         self.world.story(f"takes over from {old.name}", self.triggerer)
@@ -413,6 +561,10 @@ class Airflow:
             self.history.kill(old)
         elif chance.random() < 0.7:
             self.world.at(self.world.now + chance.random() * 10, None, self.history.kill, old)
+        if old.alive and chance.random() < 0.5:
+            # It finds that its triggers are another's now, and cancels them.
+            for _, cancel in running:
+                self.world.at(self.world.now + chance.random() * 3, None, cancel)
         for number in self._open:
             self._go(number)
 
@@ -521,6 +673,7 @@ class Airflow:
         async def release(process: Process, locks: AsyncLockClient) -> None:
             await locks.give_back(held, patience=None)
 
+        self.checker.line.processes[lease_id] = lambda: self.triggerer
         with self.checker.line.waits(lease_id):
             acquired: Lease | None = await self.trigger(scheduler, acquire)
         if acquired is None:
@@ -575,7 +728,7 @@ class Airflow:
             beats = locks.keep_alive(
                 entered, interval=entered.lease_ms / 3000, on_lost=lambda *_: lost.set_result(None)
             )
-            with self.checker.believing(process, entered):
+            with self.checker.believing(process, entered, inside=True):
                 longest = self.history.lease if self.history.storm else 1.0
                 await asyncio.wait([lost], timeout=self.world.random.random() * longest)
         except LockLostError as refused:

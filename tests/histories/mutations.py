@@ -1,27 +1,32 @@
-"""Ways to spoil the protocol, each of which the histories must bring to light: what cannot tell a good protocol from a
-bad one proves nothing.
+"""Mutations of the protocol. The simulated histories, or the unit test that a mutation names, must detect each of them:
+a check that cannot tell a good protocol from a bad one proves nothing.
 
-Each is a rule broken on purpose, most often one that a quick hand might break: a condition left out, a clock read a
-moment later. They are made by patching the real code, not a copy of it.
+Each mutation breaks one rule the way a quick edit might: it leaves a condition out, or reads a clock a moment later.
+They patch the real code, not a copy of it. A mutation that no longer fits the code raises an error.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
+import textwrap
+from asyncio import get_running_loop
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from airflow_dynamo_lock.client.core import ClientCore
-from airflow_dynamo_lock.protocol import holding, model, native, taking
-from airflow_dynamo_lock.protocol.effects import Reply, Request, Stamp
+from airflow_dynamo_lock.client.core import ClientCore, leases_of
+from airflow_dynamo_lock.protocol import holding, line, model, native, places, streams, taking
+from airflow_dynamo_lock.protocol.effects import Reply, Request, ServerClock, Stamp
 from airflow_dynamo_lock.protocol.errors import LockUnavailableError
 from airflow_dynamo_lock.protocol.line import Line
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.operations import Operations
 from airflow_dynamo_lock.protocol.staleness import Observer
+from tests.histories.world import FEATURES, Features
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,44 @@ class Mutation:
 
     :ivar rule: what it breaks.
     :ivar seed: of a history that shows it. The next change of the simulation may need another.
+    :ivar test: the unit test that fails under it, where no history shows it, or one in many thousands.
+    :ivar features: features of the simulation that it needs.
     """
 
     rule: str
     patches: Callable[[], list[Any]]
     seed: int = 0
+    test: str | None = None
+    features: Features = field(default_factory=Features)
+
+
+def _edited(function: Callable[..., Any], *edits: tuple[str, str]) -> Callable[[], list[Any]]:
+    """A method or a function with other source code, wherever the package uses it."""
+
+    def patches() -> list[Any]:
+        source = textwrap.dedent(inspect.getsource(function))
+        for old, new in edits:
+            if old not in source:
+                raise ValueError(f"{function.__qualname__} has no {old!r} any more: adapt the mutation")
+            source = source.replace(old, new)
+        module, made = sys.modules[function.__module__], dict[str, Any]()
+        exec(source, module.__dict__, made)
+        name, (wrong,) = function.__name__, made.values()
+        if "." in function.__qualname__:
+            owner = getattr(module, function.__qualname__.split(".")[0])
+            return [patch.object(owner, name, wrong)]
+        return [
+            patch.object(each, name, wrong)
+            for title, each in list(sys.modules.items())
+            if title.startswith("airflow_dynamo_lock.") and getattr(each, name, None) is function
+        ]
+
+    return patches
+
+
+def _all(*some: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
+    """Several changes that break one rule."""
+    return lambda: [each for patches in some for each in patches()]
 
 
 def _rewritten(method: str, *changes: tuple[str, str]) -> Callable[[], list[Any]]:
@@ -57,6 +95,7 @@ _stamp, _enter = ClientCore.stamp, ClientCore.enter
 _see, _granted, _beat = Observer.see, Operations._granted, Operations._beat
 _step_out = NativeFormat.step_out
 _look, _draw_all, _living = Line.look, Line._draw_all, Line._living
+_give_back = ClientCore.give_back
 
 
 def _stamp_by_host(self: ClientCore) -> Stamp:
@@ -65,14 +104,11 @@ def _stamp_by_host(self: ClientCore) -> Stamp:
     return replace(stamp, server_ms=stamp.host_ms)
 
 
-def _see_too_soon(self: Observer, record: Any, reply: Reply) -> Any:
-    """Counts silence up to three seconds after the answer came."""
-    return _see(self, record, replace(reply, sent_at=reply.received_at + 3.0))
-
-
 def _see_impatiently(self: Observer, record: Any, reply: Reply) -> Any:
-    """Half a lease of silence is proof enough."""
-    hasty = {name: replace(holder, lease_ms=holder.lease_ms // 2) for name, holder in record.holders.items()}
+    """Four fifths of a lease of silence are proof enough."""
+    hasty = {
+        name: replace(holder, lease_ms=holder.lease_ms * 4 // 5) for name, holder in record.holders.items()
+    }
     dead = _see(self, replace(record, holders=hasty), reply)
     return [record.holders[each.lease_id] for each in dead]
 
@@ -134,6 +170,24 @@ def _blind_room(record: Any, dead: Any) -> int:
     return int(record.available)
 
 
+def _believe_until_answered(self: ClientCore, lease: Any, *args: Any) -> Any:
+    """The holder stops believing in its lease when the release is answered, not before it is sent."""
+    leases = leases_of(lease)
+    terms = {id(each.term): each.term for each in leases if each.term is not None}
+    kept = [replace(each, term=None) for each in leases]
+    outcome = yield from _give_back(
+        self, kept[0] if isinstance(lease, model.Lease) else model.LeaseSet(tuple(kept)), *args
+    )
+    for term in terms.values() if not isinstance(outcome, model.StillHeld) else ():
+        term.lose("it was released")
+    return outcome
+
+
+def _clock_that_sleeps() -> float:
+    """CLOCK_MONOTONIC, which does not count suspended time."""
+    return get_running_loop().time()
+
+
 def _same_id(claim: Any, **changes: Any) -> Any:
     """The next attempt of a caller goes by the lease id of the last one."""
     changes.pop("lease_id", None)
@@ -185,8 +239,9 @@ MUTATIONS = {
     ),
     "observe-to-reply": Mutation(
         "R3: silence is counted up to when the question was sent, and no longer",
-        _patched(Observer, "see", _see_too_soon),
-        seed=22,
+        _edited(Observer.see, ("(reply.sent_at - since)", "(reply.received_at - since)")),
+        test="tests/protocol/test_staleness.py"
+        "::test_silence_counts_from_when_the_first_answer_arrived_to_when_the_last_question_was_sent",
     ),
     "no-skew": Mutation(
         "R3: servers' clocks may differ",
@@ -300,6 +355,278 @@ MUTATIONS = {
         _patched(NativeFormat, "take_again", lambda self, claim, mine, stamp: self.take_idle(claim, stamp)),
         seed=6,
     ),
+    # -- a to k of the list of holes that an attack on the protocol found -------------------------------------------
+    "reclaim-without-room": Mutation(
+        "R1: a reclaim of some holders needs enough slots",
+        _edited(
+            NativeFormat.reclaim, ("#capacity = :capacity AND #available >= :need", "#capacity = :capacity")
+        ),
+    ),
+    "clock-that-sleeps": Mutation(
+        "R4: a lease is counted on a clock that counts suspended time",
+        lambda: [
+            patch(f"airflow_dynamo_lock.client.{module}.monotonic", _clock_that_sleeps)
+            for module in ("aio", "core", "wire")
+        ],
+    ),
+    "beat-counts-from-sending": Mutation(
+        "R4: a heartbeat counts from its stamp, not from when it was sent",
+        _edited(
+            Operations._beat,
+            (
+                "Renewed(record.holders[lease_id], stamp.at)",
+                "Renewed(record.holders[lease_id], reply.sent_at)",
+            ),
+        ),
+    ),
+    "grant-counts-from-sending": Mutation(
+        "R4: a grant counts from its stamp, not from when it was sent",
+        _edited(Operations._granted, ("stamp.at,\n", "reply.sent_at,\n")),
+    ),
+    "set-beat-counts-from-last": Mutation(
+        "R4: the heartbeat of a set counts from the first of its writes",
+        _all(
+            _edited(Operations.heartbeat_all, ("min(each.sent_at for each", "max(each.sent_at for each")),
+            _edited(Operations._beat_all, ("stamps[0].at", "stamps[-1].at")),
+        ),
+    ),
+    "set-grant-counts-from-last": Mutation(
+        "R4: the grant of a set counts from the first of its writes",
+        _edited(ClientCore._granted, ("min(each.sent_at for each", "max(each.sent_at for each")),
+    ),
+    "capacity-set-in-use": Mutation(
+        "the capacity of a lock is not set after somebody took it as another kind of lock",
+        _edited(NativeFormat.set_capacity, ('("" if seen.holders else " AND size(#holders) = :zero")', '""')),
+    ),
+    "capacity-unset-in-use": Mutation(
+        "a capacity is unset only while nobody holds the lock",
+        _edited(
+            NativeFormat.set_capacity,
+            ("attribute_exists(#fixed) AND size(#holders) = :zero", "attribute_exists(#fixed)"),
+        ),
+    ),
+    "forget-at-once": Mutation(
+        "R10: a record is forgotten only when its last token is old enough",
+        _all(
+            _edited(Operations.forget, ("if early_ms > 0:", "if False:")),
+            _edited(NativeFormat.forget, (" AND #token <= :now", "")),
+        ),
+        seed=358,
+    ),
+    "undo-of-one": Mutation(
+        "R5: the undo of a set gives back all of its locks",
+        _edited(Operations._undo, ("for each in claims]", "for each in claims[:1]]")),
+        seed=56,
+    ),
+    "again-after-the-end": Mutation(
+        "a re-entrant acquire returns no lease that has run out",
+        _edited(ClientCore._again, (" or not held.lease.remaining()", "")),
+    ),
+    "believes-while-releasing": Mutation(
+        "R4: a holder stops believing in its lease before it sends the release",
+        _patched(ClientCore, "give_back", _believe_until_answered),
+        features=Features(release_ends_belief=True),
+    ),
+    # -- the sixteen that were tried on the simulation only ---------------------------------------------------------
+    "beat-without-end": Mutation(
+        "R4: no heartbeat is waited for longer than the lease lasts",
+        _edited(Operations.keep_alive, ("heartbeat_all(leases, within=remaining)", "heartbeat_all(leases)")),
+    ),
+    "server-time-from-reply": Mutation(
+        "R3: the server's time is counted from when the request was sent",
+        _edited(ServerClock.note, ("reply.sent_at", "reply.received_at")),
+        seed=323,
+    ),
+    "head-passes-the-living": Mutation(
+        "the queue: a grant beside living waiters leaves the head before them",
+        _edited(line._turn, ("    if ahead:", "    if ahead and False:")),
+    ),
+    "head-cleared-by-grant": Mutation(
+        "the queue: a grant clears the head only if nobody has drawn a number since",
+        _edited(line._turn, ('f"{condition} AND {drawn}"', "condition")),
+        seed=231,
+    ),
+    "head-cleared-by-leaver": Mutation(
+        "the queue: a waiter that leaves clears the head only if nobody has drawn a number since",
+        _edited(NativeFormat.unmark, (' " AND #tickets = :number"', ' ""')),
+    ),
+    "dead-never-discarded": Mutation(
+        "the queue: the entries of dead waiters are removed",
+        _edited(Line.sweep, ("in places", "in ()")),
+        seed=196,
+    ),
+    "numbers-from-one": Mutation(
+        "the queue: the first number is the time",
+        _edited(places.next_number, ("else stamp.best_ms", "else 0")),
+        test="tests/protocol/test_proof.py::test_the_first_number_in_a_queue_is_the_time",
+    ),
+    "place-handed-on-blindly": Mutation(
+        "the queue: a place is handed on only by the process that stands in it",
+        _edited(
+            NativeFormat.hand_place,
+            ('"#process = :process",', '"attribute_exists(#key) OR attribute_not_exists(#key)",'),
+        ),
+        test="tests/protocol/test_proof.py::test_a_place_is_handed_on_only_by_the_process_that_stands_in_it",
+    ),
+    "behind-oneself": Mutation(
+        "the queue: a later attempt does not wait behind its own earlier one",
+        _edited(Line.look, ("[each for each in living if not claim.supersedes(each)]", "living")),
+        test="tests/protocol/test_line.py::test_a_later_attempt_does_not_wait_behind_an_earlier_one",
+    ),
+    "first-record-verified": Mutation(
+        "R10: the token of a record that `set_capacity` or a set makes is unverified",
+        _all(
+            _edited(NativeFormat.found, ('":state": GUESSED', '":state": CHECKED')),
+            _edited(NativeFormat.draw_exactly, ('":state": GUESSED', '":state": CHECKED')),
+        ),
+        test="tests/protocol/test_proof.py"
+        "::test_a_token_from_an_old_estimate_in_set_capacity_is_put_right_by_the_next_grant",
+    ),
+    "rare-signs-of-life": Mutation(
+        "the queue: a process with waiters shows that it is alive more often than its sign of life lasts",
+        _patched(line, "_PROCESS_BEATS", 20.0),
+        seed=0,
+    ),
+    "first-beat-without-time": Mutation(
+        "R3: a process asks for the server's time before its first heartbeat",
+        _edited(Operations._beat, ("if not stamp.answered:", "if False:")),
+        test="tests/protocol/test_late_arrivals.py"
+        "::test_a_first_write_that_arrives_twice_does_not_bring_its_version_back",
+    ),
+    "cut-off-answer-of-a-stream": Mutation(
+        "R11: an answer of the stream that may be cut off does not tell all",
+        _patched(streams, "_may_be_cut_off", lambda records: False),
+        test="tests/protocol/test_streams.py"
+        "::test_after_an_answer_that_may_be_cut_off_it_has_not_heard_of_all_changes",
+    ),
+    # -- found by asking of each condition and comparison in `protocol` what would notice that it is gone -----------
+    "first-seen-when-asked": Mutation(
+        "R3: silence is counted from when the first answer arrived",
+        _edited(Observer.see, ("since = reply.received_at", "since = reply.sent_at")),
+        test="tests/protocol/test_staleness.py"
+        "::test_silence_counts_from_when_the_first_answer_arrived_to_when_the_last_question_was_sent",
+    ),
+    "room-of-another-capacity": Mutation(
+        "R1: free slots are taken of the capacity that was claimed",
+        _edited(NativeFormat.take_room, (" AND #capacity = :capacity", "")),
+        test="tests/protocol/test_proof.py::test_a_late_claim_takes_no_slot_of_another_capacity",
+    ),
+    "room-taken-twice": Mutation(
+        "R1: a lease that has slots takes no more",
+        _edited(NativeFormat.take_room, (" AND attribute_not_exists(#holders.#me)", "")),
+        test="tests/protocol/test_take.py::test_two_processes_that_make_the_same_attempt_take_its_slots_once",
+    ),
+    "reclaim-twice": Mutation(
+        "R1: a lease that holds the lock reclaims nothing",
+        _edited(
+            NativeFormat.reclaim,
+            ('[*conditions, "attribute_not_exists(#holders.#me)"]', "conditions"),
+        ),
+        test="tests/protocol/test_proof.py::test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused",
+    ),
+    "reclaim-all-but-one": Mutation(
+        "R1: counters start afresh only if all holders are dead",
+        _edited(NativeFormat.reclaim, ("size(#holders) = :holders AND ", "")),
+        test="tests/protocol/test_take.py"
+        "::test_one_who_joins_while_all_the_dead_are_being_reclaimed_keeps_his_slot",
+    ),
+    "again-under-the-same-token": Mutation(
+        "R10: an acquire that finds its own lease takes a token of its own",
+        _edited(NativeFormat.take_again, ('", #token = #token + :one, ', '", ')),
+    ),
+    "token-put-right-over-another": Mutation(
+        "R10: a token is put right only if nobody was granted one since",
+        _edited(NativeFormat.put_right, ('" AND #token = :seen_token"', '""')),
+        test="tests/protocol/test_proof.py::test_a_token_is_not_put_right_over_one_that_was_granted_since",
+    ),
+    "enter-while-draining": Mutation(
+        "R8: nobody enters a lease that is draining",
+        _edited(NativeFormat.enter, ("_NOT_ENDING,", '"",')),
+        test="tests/protocol/test_keep.py::test_nobody_enters_an_ending_lease",
+    ),
+    "released-too-early": Mutation(
+        "`min_hold`: a release before its time is refused",
+        _patched(native, "_HELD_LONG_ENOUGH", "attribute_exists(#holders.#me)"),
+    ),
+    "rests-for-nothing": Mutation(
+        "`min_hold`: the lease lasts for the rest of the time",
+        _edited(NativeFormat.rest, (", #holders.#me.#lease_ms = :lease_ms", "")),
+        seed=0,
+    ),
+    "rests-with-processes-inside": Mutation(
+        "R8: a lease cools down only if nobody is inside",
+        _edited(NativeFormat.rest, ('" AND size(#holders.#me.#inside) = :zero"', '""')),
+        test="tests/protocol/test_proof.py::test_a_lease_does_not_cool_down_with_a_process_inside",
+    ),
+    "head-not-lowered": Mutation(
+        "the queue: a new place lowers the head",
+        _edited(
+            NativeFormat.draw,
+            ("lower = seen.first is None or seen.first > front", "lower = seen.first is None"),
+        ),
+    ),
+    "head-lowered-blindly": Mutation(
+        "the queue: lowering the head never raises it",
+        _edited(NativeFormat.lower, (" AND (attribute_not_exists(#first) OR #first > :place)", "")),
+        test="tests/protocol/test_proof.py::test_to_lower_the_head_of_a_queue_never_raises_it",
+    ),
+    "head-unseen-by-grant": Mutation(
+        "the queue: a grant is conditional on the head that was seen",
+        _edited(
+            line._turn,
+            ('"(attribute_not_exists(#first) OR #first >= :seen_first)"', '"attribute_exists(#key)"'),
+        ),
+    ),
+    "lease-made-shorter": Mutation(
+        "R4: a renewal never makes a lease shorter",
+        _edited(
+            NativeFormat.heartbeat_unless_ending,
+            ('" AND #holders.#me.#lease_ms <= :lease_ms"', '""'),
+        ),
+    ),
+    "old-stamp-kept": Mutation(
+        "R3: a heartbeat without server time removes the old stamp",
+        _edited(NativeFormat._sign_of_life, ('[] if stamped else ["#holders.#me.#renewed_at"]', "[]")),
+        test="tests/protocol/test_keep.py"
+        "::test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_the_one_before",
+    ),
+    "unheard-is-verified": Mutation(
+        "R10: an undo does not vouch for a token",
+        _edited(NativeFormat.release, ("if heard and stamp", "if stamp")),
+        test="tests/protocol/test_clocks.py::test_an_undo_vouches_for_nothing",
+    ),
+    "first-stamp-may-be-old": Mutation(
+        "R3: a stamp of a host's clock may be behind by half of `max_clock_skew` at most",
+        _edited(
+            Operations._granted,
+            ("self._close(reply, record.holders[claim.lease_id].renewed_at_ms, stamp)", "True"),
+        ),
+        seed=0,
+    ),
+    "lost-and-found": Mutation(
+        "R4: a lease that is lost stays lost",
+        _edited(model.Term.remaining, ("0.0 if self._lost else ", "")),
+        test="tests/protocol/test_keep.py::test_a_lost_lease_stays_lost_and_keeps_its_first_reason",
+    ),
+    "earlier-attempt-wins": Mutation(
+        "R8: only a later attempt ends the lease of another",
+        _edited(model.Claim.supersedes, ("holder.lease_id < self.lease_id", "True")),
+        test="tests/protocol/test_take.py::test_an_earlier_attempt_that_comes_late_leaves_the_later_alone",
+    ),
+    "wakes-late": Mutation(
+        "R4: a holder is notified when its lease has run out",
+        _edited(Operations.keep_alive, ("Sleep(min(pause, term.remaining()))", "Sleep(pause)")),
+    ),
+    "leave-forgets-to-release": Mutation(
+        "R8: the last process to leave a draining lease releases it",
+        _edited(Operations.leave, ("if holder.ending and not holder.inside:", "if False:")),
+        test="tests/protocol/test_give_back.py::test_the_last_one_to_leave_an_abandoned_lease_releases_it",
+    ),
+    "nothing-left-for-others": Mutation(
+        "the queue: a grant beside living waiters leaves slots for them",
+        _edited(NativeFormat.take_room, ("claim.slots + leave", "claim.slots")),
+        test="tests/protocol/test_proof.py::test_a_claim_leaves_slots_for_those_before_it_in_the_queue",
+    ),
 }
 
 
@@ -307,6 +634,9 @@ MUTATIONS = {
 def spoilt(mutation: str | None) -> Iterator[None]:
     """The protocol is spoilt in that way for the length of the block; None leaves it as it is."""
     with ExitStack() as stack:
-        for each in MUTATIONS[mutation].patches() if mutation else ():
-            stack.enter_context(each)
+        if mutation is not None:
+            for each in MUTATIONS[mutation].patches():
+                stack.enter_context(each)
+            FEATURES.append(MUTATIONS[mutation].features)
+            stack.callback(FEATURES.pop)
         yield

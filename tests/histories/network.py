@@ -16,7 +16,7 @@ from typing import Any
 from botocore import exceptions as aws
 
 from airflow_dynamo_lock.protocol.native import LOCK_ENTRY
-from tests.histories.dynamodb import Cancelled, Moment, Place, Refused, Table, Written, place
+from tests.histories.dynamodb import Cancelled, Moment, Place, Refused, Table, Throttled, Written, place
 from tests.histories.expressions import InvalidExpression, Item
 from tests.histories.world import BEGIN, Process, World
 
@@ -154,7 +154,7 @@ class Network:
         """What DynamoDB does when a request arrives, and answers; an exception as botocore's if it refuses."""
         world, chance = self.world, self.world.random
         metadata: dict[str, Any] = {"HTTPStatusCode": 200, "HTTPHeaders": {}}
-        if self.dates:
+        if self.dates and not process.undated:
             server = world.now + chance.choice((-0.5, 0.0, 0.5)) * self.apart
             metadata["HTTPHeaders"] = {"date": _date(int(BEGIN + server))}
         try:
@@ -179,9 +179,12 @@ class Network:
                     raise NotImplementedError(action)
         except _Failure as failure:
             return _error(action, failure.code, 400, metadata, failure.more, failure.message)
+        except Throttled:
+            world.faults["partition throttled"] += 1
+            return _error(action, "ThrottlingException", 400, metadata)
         except InvalidExpression as invalid:
             world.mistakes.append(f"{invalid}: {params}")
-            return _error(action, "ValidationException", 400, metadata)
+            return _error(action, "ValidationException", 400, metadata, message=str(invalid))
         return {**output, "ResponseMetadata": metadata}
 
     def _write(self, process: Process, action: str, params: Mapping[str, Any]) -> dict[str, Any]:

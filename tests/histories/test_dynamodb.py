@@ -16,9 +16,7 @@ from airflow_dynamo_lock.protocol.effects import Request, Stamp
 from airflow_dynamo_lock.protocol.model import Claim, Holder, LockRecord
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from tests.engines import DynamoDBLocal
-from tests.histories.dynamodb import Table
-from tests.histories.network import Network
-from tests.histories.world import Assumptions, World
+from tests.histories.sdk import SimulatedClient
 
 TABLE = "locks"
 WRITES, REQUESTS = 800, 600
@@ -256,24 +254,6 @@ class _Terms:
         return {kind: each for kind, each in terms.items() if each}
 
 
-class Simulated:
-    """The simulated DynamoDB, as DynamoDB Local would have it: a refused write shows no item."""
-
-    def __init__(self) -> None:
-        world = World(0, Assumptions(stale=0.0))
-        self._process = world.process("me")
-        self.table = Table()
-        self._network = Network(
-            world, self.table, lambda *_: None, dates=False, shows_refused=False, apart=0.0
-        )
-
-    def answer(self, request: Request) -> Any:
-        answer = self._network.answer(self._process, request.action, request.params, 0.0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
 def outcome(ask: Callable[[Request], Any], request: Request) -> tuple[str, Any]:
     """What became of a request, as far as it is DynamoDB's promise: the order of a batch and the words are not."""
     try:
@@ -288,12 +268,12 @@ def outcome(ask: Callable[[Request], Any], request: Request) -> tuple[str, Any]:
 
 
 def test_every_write_has_the_same_outcome_on_the_real_engine(engine: Any) -> None:
-    writer, simulated = Writer(7), Simulated()
+    writer, simulated = Writer(7), SimulatedClient(shows_refused=False)
     record, outcomes = None, set()
     for _ in range(WRITES):
         request = writer.next(record)
         real = outcome(partial(ask, engine), request)
-        assert outcome(simulated.answer, request) == real, request
+        assert outcome(partial(ask, simulated), request) == real, request
         outcomes.add(real[0])
         item = simulated.table.get(request.params["Key"])
         record = writer.format.record(item, None) if item else None
@@ -302,12 +282,12 @@ def test_every_write_has_the_same_outcome_on_the_real_engine(engine: Any) -> Non
 
 
 def test_every_request_has_the_same_outcome_on_the_real_engine(engine: Any) -> None:
-    stranger, simulated = Stranger(7), Simulated()
+    stranger, simulated = Stranger(7), SimulatedClient(shows_refused=False)
     outcomes = set()
     for _ in range(REQUESTS):
         request = stranger.next()
         real = outcome(partial(ask, engine), request)
-        assert outcome(simulated.answer, request) == real, request
+        assert outcome(partial(ask, simulated), request) == real, request
         outcomes.add((request.action, real[0]))
     assert outcomes == {
         *((action, "done") for action in ("UpdateItem", "PutItem", "DeleteItem", "TransactWriteItems")),

@@ -65,7 +65,7 @@ def test_a_transaction_is_carried_out_once_however_often_it_arrives() -> None:
 
 
 def test_a_transaction_that_the_sdk_sends_again_has_succeeded() -> None:
-    scene = Scene(Weather(unheard=0.5), seed=3)
+    scene = Scene(Weather(unheard=0.5), seed=4)
     output = scene.after(count_up)
     assert output["ResponseMetadata"]["RetryAttempts"] == 1
     assert scene.counts() == [1, 1]

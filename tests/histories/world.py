@@ -42,12 +42,41 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
+class Features:
+    """Checks and actors that fail on a known defect of the product. Switch each on after its defect is mended.
+
+    :ivar release_ends_belief: a holder believes in its lease until its client reports the lease as gone. Without it,
+        the checker ends the belief at the end of the holder's block, before the release is sent.
+    :ivar valid_when_granted: `acquire` and `lock` never return a lease whose time has run out.
+    :ivar told_on_waking: a holder learns that its lease ran out within a second after it was stopped, or its machine
+        suspended. Without it, the checker only judges losses that nothing of the kind has delayed.
+    :ivar hold_by_server_time: a process that has had no answer yet, and whose wall clock is ahead, does not release a
+        lock before its `min_hold` is over.
+    :ivar many_dead_readers: some histories begin with a shared lock that has 130 dead readers.
+    :ivar undated_processes: a proxy removes the ``Date`` header from the answers to some processes.
+    :ivar wide_skew: `max_clock_skew` may be 25 s, which is more than `TOKEN_AGE_MS` allows for.
+    """
+
+    release_ends_belief: bool = False
+    valid_when_granted: bool = False
+    told_on_waking: bool = False
+    hold_by_server_time: bool = False
+    many_dead_readers: bool = False
+    undated_processes: bool = False
+    wide_skew: bool = False
+
+
+#: Those of a history that names none: the last ones.
+FEATURES = [Features()]
+
+
+@dataclass(frozen=True)
 class Machine:
     """A machine's clocks.
 
-    :ivar rate: how many seconds its monotonic clock counts in one.
-    :ivar booted: what that showed when the history began.
-    :ivar wall: by how many seconds its wall clock is ahead.
+    :ivar rate: seconds that its clocks count in one true second.
+    :ivar booted: value of its boot-time clock at the start of the history.
+    :ivar wall: seconds by which its wall clock is ahead.
     """
 
     rate: float
@@ -58,12 +87,14 @@ class Machine:
 class Handle:
     """Something that will happen."""
 
-    __slots__ = ("_args", "_callback", "_cancelled", "process")
+    __slots__ = ("_args", "_callback", "_cancelled", "process", "suspended")
 
     def __init__(
         self, process: Process | None, callback: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
         self.process = process
+        # For a timer, which a suspend postpones: the total suspended time that its due time accounts for.
+        self.suspended: float | None = None
         self._callback, self._args, self._cancelled = callback, args, False
 
     def cancel(self) -> None:
@@ -84,6 +115,9 @@ class Process:
         done since it last waited, it did with a pause in the middle.
     :ivar ids: the unique ids that it has drawn: its lease ids, and the versions of its writes.
     :ivar reaches, hears: whether its requests reach DynamoDB, and the answers it.
+    :ivar undated: a proxy removes the ``Date`` header from the answers to it.
+    :ivar suspended: true seconds for which its machine was suspended so far.
+    :ivar stops: when it was stopped: from when until when, in true time.
     """
 
     def __init__(self, world: World, name: str, machine: Machine) -> None:
@@ -92,6 +126,9 @@ class Process:
         self.busy_until = 0.0
         self.ids: set[str] = set()
         self.reaches = self.hears = True
+        self.undated = world.features.undated_processes and world.random.random() < 0.3
+        self.suspended = 0.0
+        self.stops: list[tuple[float, float]] = []
         self._ready: deque[Handle] = deque()
         self._works: list[Coroutine[Any, Any, Any]] = []
 
@@ -102,17 +139,25 @@ class Process:
         """The true time at which it is."""
         return max(self.world.now, self.busy_until)
 
-    def time(self) -> float:
-        """Its monotonic clock."""
+    def boottime(self) -> float:
+        """CLOCK_BOOTTIME, which counts the time of a suspend."""
         return self.machine.booted + self.here * self.machine.rate
 
+    def time(self) -> float:
+        """CLOCK_MONOTONIC, which does not. Timers, and asyncio, go by this clock."""
+        return self.boottime() - self.suspended * self.machine.rate
+
     def true(self, at: float) -> float:
-        """The true time at which its monotonic clock shows that."""
+        """The true time at which its boot-time clock shows `at`."""
         return (at - self.machine.booted) / self.machine.rate
 
-    def pause(self, seconds: float) -> None:
-        """Stop it, in the middle of whatever it does."""
-        self.busy_until = max(self.busy_until, self.here + seconds)
+    def pause(self, seconds: float, *, suspend: bool = False) -> None:
+        """Stop it, in the middle of whatever it does: SIGSTOP, or (`suspend`) its whole machine."""
+        begun = self.here
+        self.busy_until = begun + seconds
+        self.stops.append((begun, self.busy_until))
+        if suspend:
+            self.suspended += seconds
 
     # -- what it does -----------------------------------------------------------------------------------------
 
@@ -142,7 +187,9 @@ class Process:
         return handle
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        return self.world.at(self.here + max(0.0, delay) / self.machine.rate, self, callback, *args)
+        timer = self.world.at(self.here + max(0.0, delay) / self.machine.rate, self, callback, *args)
+        timer.suspended = self.suspended
+        return timer
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
         return self.call_later(when - self.time(), callback, *args)
@@ -172,16 +219,21 @@ class World:
     :ivar faults: what the adversary has done, by kind.
     :ivar mistakes: errors that nobody has caught.
     :ivar stumbles: how likely a process is to be stopped for a while whenever it looks at its clock.
+    :ivar suspends: some of these stops suspend the whole machine.
+    :ivar drawn: when each unique id was drawn, and thus each stamp made, in true time.
     :ivar tell: takes a line of the story, when that is wanted.
     """
 
     seed: int
     assumptions: Assumptions = field(default_factory=Assumptions)
+    features: Features = field(default_factory=Features)
     now: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     mistakes: list[str] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     stumbles: float = 0.0
+    suspends: bool = False
+    drawn: dict[str, float] = field(default_factory=dict)
     tell: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
@@ -197,7 +249,8 @@ class World:
         return Machine(
             rate=chance.choice([1 - rates, 1.0, 1 + rates]),
             booted=chance.uniform(0, 1e6),
-            wall=chance.choice([0.0, 0.0, 0.0, 1.5, -30.0, 30.0, -18_000.0, 18_000.0, -4e7, 4e7]),
+            # Right, or wrong by anything from a second to years, all magnitudes alike.
+            wall=0.0 if chance.random() < 0.3 else chance.choice([-1, 1]) * 10 ** chance.uniform(0.0, 8.0),
         )
 
     def process(self, name: str) -> Process:
@@ -223,6 +276,11 @@ class World:
                 handle.run()
             elif not process.alive or handle.cancelled():
                 continue
+            elif handle.suspended is not None and handle.suspended < process.suspended:
+                later = due + process.suspended - handle.suspended
+                handle.suspended = process.suspended
+                heappush(queue, (later, order, handle))
+                continue
             elif process.busy_until > self.now:
                 heappush(queue, (process.busy_until, order, handle))
                 continue
@@ -242,15 +300,15 @@ class World:
     # -- what the clients see of it ---------------------------------------------------------------------------
 
     def monotonic(self) -> float:
-        """The clock of the process that looks at it; where it may be stopped for a while just then."""
+        """The boot-time clock of the process that reads it, and may be stopped for a while just before it does."""
         process = self.running
         assert process is not None
         if self.stumbles and self.random.random() < self.stumbles:
             self.faults["stopped for a moment"] += 1
             seconds = self.random.choice([0.01, 0.5, 2.0, 5.0, 10.0, 25.0, 40.0])
             self.story(f"is stopped for {seconds:g} s", process)
-            process.pause(seconds)
-        return process.time()
+            process.pause(seconds, suspend=self.suspends and self.random.random() < 0.3)
+        return process.boottime()
 
     def wall_ms(self, process: Process) -> float:
         return (BEGIN + process.here + process.machine.wall) * 1000
@@ -260,6 +318,7 @@ class World:
         assert self.running is not None
         self._ids += 1
         name = f"{self.running.name}#{self._ids}"
+        self.drawn[name] = self.running.here
         self.running.ids.add(name)
         return name
 

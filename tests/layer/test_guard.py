@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from airflow_dynamo_lock import LockClient, LockLostError, LockNotHeldError, guard, leases
 from airflow_dynamo_lock.guard import Guard, show_leases
 from airflow_dynamo_lock.protocol.model import Abandoned, Lease, Lost
+from tests.client.proxy import Proxy
+from tests.layer.guarded import guarded
 
-GRACE = 1.5
+GRACE = 6.0
 
 
 class Task:
@@ -24,9 +28,23 @@ class Task:
         self.killed.set()
 
 
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The guard is not to end the process of the tests."""
+    ended: list[str] = []
+    monkeypatch.setattr(guard, "end_process", lambda: ended.append("ended"))
+    yield ended
+    assert not ended
+
+
 @pytest.fixture
-def lease(locks: LockClient, request: pytest.FixtureRequest) -> Lease:
-    lease = locks.try_acquire(request.node.name, lease=30, release_grace=GRACE)
+def key(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
+
+
+@pytest.fixture
+def lease(locks: LockClient, key: str) -> Lease:
+    lease = locks.try_acquire(key, lease=30, release_grace=GRACE)
     assert lease
     # As a task gets it: from an XCom.
     return leases.from_result(lease.as_dict(), "acquire").leases[0]
@@ -89,10 +107,18 @@ def test_nothing_starts_under_a_lease_that_is_being_given_back(
         Guard(locks, [lease], task).enter()
 
 
+def wait_until_stopped(guard: Guard) -> None:
+    """Do a task's work, until it is interrupted. This process is not to be ended, so it leaves at once."""
+    try:
+        threading.Event().wait(10 * GRACE)
+    finally:
+        guard.leave()
+
+
 def test_a_lost_lease_stops_the_task(locks: LockClient, lease: Lease, inside: Guard, task: Task) -> None:
     locks.break_lock(lease.key, lease.lease_id)
     with pytest.raises(LockLostError, match="released, broken or reclaimed"):
-        threading.Event().wait(10 * GRACE)
+        wait_until_stopped(inside)
     assert task.killed.is_set()
     assert isinstance(locks.give_back(lease), Lost)
 
@@ -102,14 +128,117 @@ def test_a_task_is_not_interrupted_while_it_talks_to_its_supervisor(
 ) -> None:
     talk = {"__name__": "airflow.sdk.execution_time.comms"}
     exec(
-        "def talk(until):\n    assert until(10)\n    for _ in range(20): sleep(0.01)\n    return 'answered'",
+        "def talk(until):\n    assert until(60)\n    for _ in range(20): sleep(0.01)\n    return 'answered'",
         talk,
     )
     talk["sleep"] = threading.Event().wait  # type: ignore[assignment]
     locks.break_lock(lease.key, lease.lease_id)
     assert talk["talk"](task.killed.wait) == "answered"  # type: ignore[operator]
     with pytest.raises(LockLostError):
-        threading.Event().wait(10)
+        wait_until_stopped(inside)
+
+
+def test_the_loss_of_an_outer_lock_stops_a_task_in_nested_locks(
+    locks: LockClient, lease: Lease, inside: Guard
+) -> None:
+    inner = locks.acquire(f"{lease.key}/inner", release_grace=GRACE)
+    guard = Guard(locks, [Lease.from_dict(inner.as_dict())], Task())
+    guard.enter()
+    locks.break_lock(lease.key, lease.lease_id)
+    with pytest.raises(LockLostError, match="released, broken or reclaimed"):
+        wait_until_stopped(inside)
+    guard.leave()
+
+
+def test_nothing_is_interrupted_after_the_code_of_the_task_has_ended(
+    locks: LockClient, lease: Lease, task: Task
+) -> None:
+    """Airflow is about to tell its server what has become of the task, or calls the task's callbacks."""
+    guard = Guard(locks, [lease], task)
+    runner = {"__name__": "airflow.sdk.execution_time.task_runner", "enter": guard.enter}
+    exec("def run():\n    enter()", runner)
+    runner["run"]()  # type: ignore[operator]
+    locks.break_lock(lease.key, lease.lease_id)
+    guard._beats[0]._thread.join(20)
+    guard.leave()
+    assert guard._lost
+    assert not task.killed.is_set()
+
+
+# -- a task that does not want to end -------------------------------------------------------------------------------
+
+#: For a process that is ended, and its time to notice.
+WITHIN = 60.0
+
+
+@pytest.mark.parametrize(
+    ("body", "ended", "told"),
+    [
+        ("swallows exceptions", 3, ["on_kill", "swallowed LockLostError", "ended by KeyboardInterrupt: LockLostError"]),
+        ("swallows everything", 1, ["on_kill", "swallowed LockLostError", "swallowed LockLostInterrupt"]),
+        ("has its own handler", 1, ["on_kill"]),
+        ("is in a thread", 1, ["on_kill"]),
+    ],
+)  # fmt: skip
+def test_a_task_whose_lease_is_lost_ends_whatever_it_catches(
+    locks: LockClient, lease: Lease, body: str, ended: int, told: list[str]
+) -> None:
+    with guarded(locks._client.meta.endpoint_url, lease, body) as process:
+        locks.break_lock(lease.key, lease.lease_id)
+        out, err = process.communicate(timeout=WITHIN)
+    assert process.returncode == ended
+    lines = out.splitlines()
+    assert [line[: len(start)] for line, start in zip(lines, told, strict=False)] == told
+    assert set(lines[len(told) :]) <= {"swallowed LockLostInterrupt"}
+    assert "is lost: it was released, broken or reclaimed" in err
+    assert ("Ending its process" in err) is (ended == 1)
+
+
+def test_a_process_that_is_ended_takes_its_children_with_it(locks: LockClient, lease: Lease) -> None:
+    with guarded(locks._client.meta.endpoint_url, lease, "has a child") as process:
+        assert process.stdout
+        child = psutil.Process(int(process.stdout.readline().split()[1]))
+        locks.break_lock(lease.key, lease.lease_id)
+        process.communicate(timeout=WITHIN)
+    child.wait(WITHIN)
+
+
+def test_a_task_that_is_cut_off_has_ended_when_another_takes_the_lock(locks: LockClient, key: str) -> None:
+    lease = locks.acquire(key, lease=60, release_grace=6)
+    with (
+        Proxy(locks._client.meta.endpoint_url) as proxy,
+        guarded(proxy.endpoint_url, lease, "swallows everything") as process,
+        proxy.breaking(),
+    ):
+        assert isinstance(locks.give_back(lease), Abandoned)
+        locks.acquire(key, timeout=WITHIN, poll_interval=0.1)
+        assert process.poll() == 1
+
+
+# -- forks ----------------------------------------------------------------------------------------------------------
+
+
+def in_a_fork(does: Callable[[], object]) -> None:
+    """Fork, do something in the child, and wait for its end."""
+    if pid := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        return
+    try:
+        does()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize("does", ["leave", "abandon", "release"])
+def test_a_fork_of_a_guarded_process_neither_leaves_nor_gives_back_for_its_parent(
+    locks: LockClient, lease: Lease, inside: Guard, does: str
+) -> None:
+    in_a_fork(getattr(inside, does))
+    record = locks.get(lease.key)
+    assert record
+    assert list(record.holders[lease.lease_id].inside) == [inside._process]
+    assert not record.holders[lease.lease_id].ending
 
 
 def test_the_context_has_the_innermost_lease_and_all_by_key(lease: Lease) -> None:

@@ -16,6 +16,7 @@ from airflow_dynamo_lock.protocol.formats import FORMATS
 from tests.client.clients import REGION
 from tests.engines import MotoServer
 from tests.formats.conftest import make_place
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +172,7 @@ async def test_a_trigger_is_told_by_the_stream(monkeypatch: pytest.MonkeyPatch, 
         while client._core.watch._heard_at == -math.inf:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.01)
         await asyncio.to_thread(streamed.release, held)
-        assert await asyncio.wait_for(waiting, 10)
+        assert await asyncio.wait_for(waiting, PATIENCE)
 
 
 async def test_a_client_that_cannot_be_made_is_made_anew_next_time(

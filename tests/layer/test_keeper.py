@@ -15,6 +15,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow_dynamo_lock import DynamoLock, Lease, LockClient, LockTableError, deferral, triggers
 from airflow_dynamo_lock.protocol.model import LeaseSet
 from airflow_dynamo_lock.triggers import DynamoLockHeartbeatTrigger
+from tests.patience import PATIENCE
 
 
 class Airflow:
@@ -76,7 +77,7 @@ async def test_it_keeps_the_lease_until_it_is_released(
     await asyncio.sleep(1)
     assert not keeping.done()
     assert await asyncio.to_thread(locks.release, lease)
-    assert await asyncio.wait_for(keeping, 10) == ["TaskSuccessEvent"]
+    assert await asyncio.wait_for(keeping, PATIENCE) == ["TaskSuccessEvent"]
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "skipped"])
@@ -84,7 +85,7 @@ async def test_it_gives_back_what_the_release_task_has_not(
     airflow: Airflow, lease: Lease, locks: LockClient, state: str
 ) -> None:
     airflow.states["lock.release"] = state
-    assert await asyncio.wait_for(events_of(keeper()), 10) == ["TaskSuccessEvent"]
+    assert await asyncio.wait_for(events_of(keeper()), PATIENCE) == ["TaskSuccessEvent"]
     record = await asyncio.to_thread(locks.get, lease.key)
     assert record
     assert not record.holders
@@ -102,7 +103,7 @@ async def test_it_ends_when_its_task_does_not_wait_for_it_any_more(
     keeping = asyncio.ensure_future(events_of(keeper()))
     await asyncio.sleep(0.5)
     airflow.states["lock.heartbeat"] = None  # cleared
-    assert await asyncio.wait_for(keeping, 10) == []
+    assert await asyncio.wait_for(keeping, PATIENCE) == []
     record = await asyncio.to_thread(locks.get, lease.key)
     assert record
     assert record.holders
@@ -138,14 +139,14 @@ def a_set(*keys: str) -> LeaseSet:
 async def test_a_look_that_fails_is_no_lease_that_is_gone(airflow: Airflow) -> None:
     client = Looking("b")
     with pytest.raises(LockTableError):
-        await asyncio.wait_for(keeper()._keep(client, a_set("a", "b")), 10)  # type: ignore[arg-type]
+        await asyncio.wait_for(keeper()._keep(client, a_set("a", "b")), PATIENCE)  # type: ignore[arg-type]
     assert not client.watched
 
 
 async def test_nothing_is_looked_at_once_it_is_cancelled(airflow: Airflow) -> None:
     client = Looking()
     keeping = asyncio.ensure_future(keeper()._keep(client, a_set("a", "b")))  # type: ignore[arg-type]
-    await asyncio.wait_for(client.watches_two.wait(), 10)
+    await asyncio.wait_for(client.watches_two.wait(), PATIENCE)
     keeping.cancel()
     await asyncio.wait([keeping])
     assert not client.watched

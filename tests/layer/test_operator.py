@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from types import SimpleNamespace
@@ -68,6 +69,26 @@ def test_it_releases_the_lock_when_the_callable_fails(locks: LockClient) -> None
     with pytest.raises(ZeroDivisionError):
         operator("failing", fail).execute_locked(context(), lease.as_dict())
     assert locks.try_acquire("failing")
+
+
+def test_a_fork_of_the_callable_does_not_release_the_lock(locks: LockClient) -> None:
+    lease = locks.try_acquire("forking")
+    assert lease
+
+    def fork() -> bool:
+        if os.fork() == 0:
+            raise SystemExit
+        assert os.wait()[1] == 0
+        record = locks.get("forking")
+        assert record
+        return bool(record.holders[lease.lease_id].inside)
+
+    test = os.getpid()
+    try:
+        assert operator("forking", fork).execute_locked(context(), lease.as_dict()) is True
+    finally:
+        if os.getpid() != test:
+            os._exit(0)
 
 
 def test_it_waits_again_if_the_lease_was_lost_in_the_queue(locks: LockClient) -> None:

@@ -27,6 +27,7 @@ from airflow_dynamo_lock import (
 )
 from airflow_dynamo_lock.leases import Wanted
 from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger, LockTrigger
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("connection")
 
@@ -192,7 +193,7 @@ async def test_who_is_not_fair_overtakes(locks: LockClient, key: str, told: Told
     overtaking = on_a_worker(key, "overtakes", fair=False, timeout=0)()
     await asyncio.to_thread(locks.release, overtaking)
 
-    assert (await asyncio.wait_for(waiting, 30))["token"] > overtaking.token
+    assert (await asyncio.wait_for(waiting, PATIENCE))["token"] > overtaking.token
 
 
 @pytest.mark.parametrize("lock_mode", ["shared", "exclusive"])
@@ -222,10 +223,10 @@ async def test_each_waiting_task_is_told_its_place_in_its_own_log(
     second = asyncio.ensure_future(result_of(in_the_triggerer(key, "second"), "second"))
     await asyncio.to_thread(told.until, "2nd of 2", "second")
     await asyncio.to_thread(locks.release, blocker)
-    lease = await asyncio.wait_for(first, 30)
+    lease = await asyncio.wait_for(first, PATIENCE)
     await asyncio.to_thread(told.until, "1st of 1", "second")
     await asyncio.to_thread(locks.release, Lease.from_dict(lease))
-    await asyncio.wait_for(second, 30)
+    await asyncio.wait_for(second, PATIENCE)
 
     assert told.to("first") == ["1st of 1."]
     assert told.to("second") == ["2nd of 2, behind airflow/dag/run/first.", "1st of 1."]
@@ -266,7 +267,7 @@ async def test_who_is_marked_while_it_waits_is_out_of_the_line(
         await trigger.on_kill()
     await asyncio.to_thread(locks.release, blocker)
     if marked:
-        await asyncio.wait_for(second, 20)
+        await asyncio.wait_for(second, PATIENCE)
     else:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(second, 5)  # the next triggerer may go on in its place

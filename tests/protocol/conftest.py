@@ -1,4 +1,7 @@
-"""A fresh simulated world for each test of the protocol."""
+"""A fresh simulated world for each test of the protocol, on the simulated table; for `make proof`, on moto as well.
+
+A conditional write takes 9 ms on moto and 0.02 ms on the simulated table.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,25 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from tests.histories.sdk import SimulatedClient
 from tests.simulation import TABLE, World
 
 
 @pytest.fixture(scope="package")
 def moto_client() -> Iterator[Any]:
-    """moto in this process. It is not atomic between threads, so these tests have one thread."""
+    """A client of moto in this process. moto is not atomic between threads, so these tests have one thread."""
     with mock_aws():
         yield boto3.client("dynamodb", region_name="eu-central-1")
 
 
-@pytest.fixture
-def make_world(moto_client: Any) -> Iterator[Callable[..., World]]:
-    """Makes the world, on a table of its own that is gone afterwards."""
-    moto_client.create_table(
+@pytest.fixture(params=["simulated", pytest.param("moto", marks=pytest.mark.proof)])
+def client(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A boto3 client of an empty lock table that lasts as long as the test."""
+    if request.param == "simulated":
+        yield SimulatedClient()
+        return
+    moto = request.getfixturevalue("moto_client")
+    moto.create_table(
         TableName=TABLE,
         AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in ("key", "entry")],
         KeySchema=[
@@ -31,11 +39,17 @@ def make_world(moto_client: Any) -> Iterator[Callable[..., World]]:
         ],
         BillingMode="PAY_PER_REQUEST",
     )
-    yield lambda **options: World(moto_client, **options)
-    moto_client.delete_table(TableName=TABLE)
+    yield moto
+    moto.delete_table(TableName=TABLE)
+
+
+@pytest.fixture
+def make_world(client: Any) -> Callable[..., World]:
+    """Makes a world around the table."""
+    return lambda **options: World(client, **options)
 
 
 @pytest.fixture
 def world(make_world: Callable[..., World]) -> World:
-    """A world as AWS's: with ``Date`` headers, and refused writes that show the item."""
+    """A world like AWS: with ``Date`` headers, and refused writes that show the item."""
     return make_world()

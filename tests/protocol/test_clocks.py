@@ -424,3 +424,18 @@ def test_a_record_kept_alive_for_a_month_never_comes_near_its_expiry(world: Worl
         expires_at = world.record().expires_at
         assert expires_at is not None
         assert expires_at - world.server_ms / 1000 > 7 * DAYS
+
+
+@pytest.mark.parametrize("max_clock_skew", [5.0, 10.0, 30.0])
+def test_a_record_is_deleted_when_every_server_would_give_out_a_larger_token(
+    world: World, max_clock_skew: float
+) -> None:
+    host = Host(world, max_clock_skew=max_clock_skew)
+    token = host.take().token
+    host.release()
+
+    assert host.run(host.operations.forget(KEY))
+
+    # Its clock is as far behind as the setting allows, and a process's estimate of it is 3 s behind.
+    assert world.server_ms - max_clock_skew * 1000 - 3000 >= token
+    assert world.item() is None

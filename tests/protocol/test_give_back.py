@@ -190,6 +190,23 @@ def test_after_a_process_is_killed_inside_the_lock_is_free_a_grace_after_its_las
     assert 15.0 <= world.now <= 17.0
 
 
+def test_a_process_that_was_killed_long_ago_delays_the_next_by_no_more_than_a_grace(
+    world: World, host: Host
+) -> None:
+    host.take()
+    host.enter("killed")
+    for _ in range(100):
+        world.now += 10.0
+        host.beat()  # the keeper's
+    assert isinstance(host.release(), Abandoned)
+    other = Host(world, "other")
+    assert isinstance(other.take(), Busy)
+
+    world.now += 15.0 + 1.0
+
+    assert isinstance(other.take(), Granted)
+
+
 def test_while_a_process_inside_an_ending_lease_beats_nobody_gets_the_lock(
     make_world: Callable[..., World],
 ) -> None:

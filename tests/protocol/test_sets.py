@@ -337,7 +337,8 @@ def test_one_whose_record_is_damaged_leaves_the_others_to_their_own_end(world: W
     world.client.update_item(
         TableName="locks",
         Key={"key": {"S": "a"}, "entry": {"S": "lock"}},
-        UpdateExpression="SET available = :text",
+        UpdateExpression="SET #available = :text",
+        ExpressionAttributeNames={"#available": "available"},
         ExpressionAttributeValues={":text": {"S": "many"}},
     )
     keeper = me.start(me.operations.keep(leases(me, "ab"), 10.0))

@@ -17,6 +17,12 @@ NAME = "new-table"
 
 
 @pytest.fixture
+def client(moto_client: Any) -> Any:
+    """Only moto makes tables."""
+    return moto_client
+
+
+@pytest.fixture
 def host(world: World) -> Iterator[Host]:
     yield Host(world)
     if NAME in world.client.list_tables()["TableNames"]:

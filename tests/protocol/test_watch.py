@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, WaitForRoom
+from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, Tell, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError
 from airflow_dynamo_lock.protocol.line import Line
-from airflow_dynamo_lock.protocol.model import LockRecord, Waiter
+from airflow_dynamo_lock.protocol.model import LockRecord, Standing, Waiter
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.staleness import Observer
 from airflow_dynamo_lock.protocol.watch import Sight, Ticket, Watch
@@ -84,6 +84,9 @@ class Poll:
                 effect = self._poller.throw(answer)
             else:
                 effect = self._poller.send(Reply(_output(answer), self.now, self.now))
+            while isinstance(effect, Tell):
+                effect.call()
+                effect = self._poller.send(None)
         assert isinstance(effect, Sleep), "the poll asks for more than was answered"
         self.slept = effect.seconds
         return requests
@@ -380,23 +383,41 @@ def test_the_first_in_line_need_not_wait_for_a_poll_when_the_lease_ended_here() 
 # -- who is told where he stands ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The lines that were read, to tell those who stand in them."""
-    read = list[str]()
+class Queues:
+    """The queues as the poller reads them to report positions.
 
-    def everybody(_: Line, key: str) -> Operation[list[Waiter]]:
-        read.append(key)
+    :ivar read: the locks whose queues were read, in order.
+    :ivar owners: who waits for each lock, in order; the owner is also the place.
+    """
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+        self.owners: dict[str, list[str]] = {}
+
+    def everybody(self, _: Line, key: str) -> Operation[list[Waiter]]:
+        self.read.append(key)
         yield from ()
-        return []
+        return [
+            Waiter(key, each, each, each, 1, 1, 0, 0, None, "p", "", 0) for each in self.owners.get(key, ())
+        ]
 
-    monkeypatch.setattr(Line, "everybody", everybody)
-    return read
+
+@pytest.fixture
+def queues(monkeypatch: pytest.MonkeyPatch) -> Queues:
+    """Queues that are read without requests."""
+    found = Queues()
+    monkeypatch.setattr(Line, "everybody", lambda *arguments: found.everybody(*arguments))
+    return found
 
 
-def stand(watch: Watch, place: str) -> None:
-    wants = WaitForRoom("k", 1, True, 1.0, None, place=place, on_place=lambda standing: None)
-    watch.add(Ticket(wants, lambda failure: None))
+def stand(
+    watch: Watch, place: str, key: str = "k", on_place: Callable[[Standing], None] = lambda standing: None
+) -> Ticket:
+    ticket = Ticket(
+        WaitForRoom(key, 1, True, 1.0, None, place=place, on_place=on_place), lambda failure: None
+    )
+    watch.add(ticket)
+    return ticket
 
 
 def see(watch: Watch, polls: int, *, tickets: int) -> None:
@@ -404,25 +425,111 @@ def see(watch: Watch, polls: int, *, tickets: int) -> None:
         list(watch._tell_places("k", LockRecord("k", 1, 0, {}, token=1, tickets=tickets)))
 
 
-def test_a_line_is_looked_at_again_after_a_number_was_drawn(looks: list[str]) -> None:
+def seconds_of_polls(poll: Poll, seconds: int, *keys: str) -> None:
+    """Poll once a second while nothing about the locks changes."""
+    for _ in range(seconds):
+        poll.now += 1.0
+        poll.once([lock(key) for key in keys])
+
+
+def test_a_line_is_looked_at_again_after_a_number_was_drawn(queues: Queues) -> None:
     """Who drew it comes to stand a moment later, and nothing in the record changes then that would tell."""
     watch = a_watch(lambda: 0.0)
     stand(watch, "0999/1/a")
     see(watch, 4, tickets=1)
-    assert len(looks) == 2
+    assert len(queues.read) == 2
 
     see(watch, 4, tickets=2)
-    assert len(looks) == 4, "twice for the number that another process has drawn, and not for ever"
+    assert len(queues.read) == 4, "twice for the number that another process has drawn, and not for ever"
 
 
-def test_who_comes_to_stand_after_the_others_were_told_is_told_too(looks: list[str]) -> None:
+def test_who_comes_to_stand_after_the_others_were_told_is_told_too(queues: Queues) -> None:
     """His number has been drawn, and seen, before: nothing in the record changes any more that would tell."""
     watch = a_watch(lambda: 0.0)
     stand(watch, "0999/1/a")
     see(watch, 3, tickets=2)
-    looks.clear()
+    queues.read.clear()
 
     stand(watch, "0999/2/b")
     see(watch, 2, tickets=2)
 
-    assert looks == ["k"]
+    assert queues.read == ["k"]
+
+
+def test_a_waiter_learns_within_seconds_that_one_ahead_of_it_has_given_up(queues: Queues) -> None:
+    """One who was not the first leaves the lock's record as it is."""
+    poll, told = Poll(), list[str]()
+    queues.owners["k"] = ["one", "two", "me"]
+    stand(poll.watch, "me", on_place=lambda standing: told.append(standing.describe()))
+    seconds_of_polls(poll, 5, "k")
+    assert told[-1] == "3rd of 3, behind two"
+
+    queues.owners["k"] = ["one", "me"]
+    seconds_of_polls(poll, 10, "k")
+
+    assert told[-1] == "2nd of 2, behind one"
+    queues.read.clear()
+    seconds_of_polls(poll, 60, "k")
+    assert queues.read == ["k"] * 6, "one read in ten seconds"
+
+
+def test_a_waiter_learns_at_the_next_poll_that_one_of_its_own_process_has_given_up(queues: Queues) -> None:
+    poll, told = Poll(), list[str]()
+    queues.owners["k"] = ["one", "two", "me"]
+    stand(poll.watch, "me", on_place=lambda standing: told.append(standing.describe()))
+    two = stand(poll.watch, "two")
+    seconds_of_polls(poll, 5, "k")
+
+    queues.owners["k"] = ["one", "me"]
+    poll.watch.remove(two)
+    seconds_of_polls(poll, 1, "k")
+
+    assert told[-1] == "2nd of 2, behind one"
+
+
+def test_the_queue_of_a_lock_is_not_read_again_while_nobody_is_ahead(queues: Queues) -> None:
+    poll = Poll()
+    queues.owners["k"] = ["me", "another"]
+    stand(poll.watch, "me")
+    seconds_of_polls(poll, 5, "k")
+    queues.read.clear()
+
+    seconds_of_polls(poll, 60, "k")
+
+    assert queues.read == []
+
+
+def test_many_queues_are_read_again_in_turn_and_no_more_than_one_a_second(queues: Queues) -> None:
+    poll, keys = Poll(), [f"key-{number}" for number in range(30)]
+    for key in keys:
+        queues.owners[key] = ["one", "me"]
+        stand(poll.watch, "me", key)
+    seconds_of_polls(poll, 5, *keys)
+    queues.read.clear()
+
+    seconds_of_polls(poll, 60, *keys)
+
+    assert len(queues.read) <= 60
+    assert {key: queues.read.count(key) for key in keys} == pytest.approx(dict.fromkeys(keys, 2), abs=1)
+
+
+def test_queues_that_cannot_be_read_do_not_keep_others_from_being_read(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll = Poll()
+    for key in ("bad", "good"):
+        queues.owners[key] = ["one", "me"]
+        stand(poll.watch, "me", key)
+    seconds_of_polls(poll, 5, "bad", "good")
+    read = queues.everybody
+
+    def everybody(line: Line, key: str) -> Operation[list[Waiter]]:
+        if key == "bad":
+            raise LockUnavailableError("throttled", maybe_applied=False)
+        return (yield from read(line, key))
+
+    monkeypatch.setattr(queues, "everybody", everybody)
+    queues.read.clear()
+    seconds_of_polls(poll, 60, "bad", "good")
+
+    assert queues.read.count("good") >= 5

@@ -166,6 +166,7 @@ def may(role: str, name: str) -> bool:
     return name in ROLES[role] | MORE.get(role, set())
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_role_can_do_what_it_is_for_and_nothing_else(sdk: Any, key: str, role: str, name: str) -> None:
@@ -189,6 +190,7 @@ def test_a_role_has_no_action_that_it_does_not_use(role: str) -> None:
     assert actions_of(role) == used
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", CALLS)
 def test_no_role_reaches_another_table(sdk: Any, key: str, role: str, name: str) -> None:
@@ -196,6 +198,7 @@ def test_no_role_reaches_another_table(sdk: Any, key: str, role: str, name: str)
     assert is_refused(name, locks, held(sdk, key, "others_locks"))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("foreign", ["team-b/", "team-a", "team-ab/", "xteam-a/", "TEAM-A/"])
 def test_a_team_reaches_no_keys_but_its_own(sdk: Any, name: str, foreign: str) -> None:
@@ -314,6 +317,7 @@ def users(sdk: Any) -> dict[str, LockClient]:
     return clients
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("role", [role for role in ROLES if role != TEAM])
 # moto asks for an action named as the transaction, which AWS does not have.
 @pytest.mark.parametrize("name", [name for name in CALLS if name != SEVERAL])

@@ -275,7 +275,7 @@ class S3Objects(OneHolder):
 
         return self._edit(key, change, stamp)
 
-    def forget(self, key: str, stamp: Stamp) -> Request:
+    def forget(self, key: str, latest_token: int | None) -> Request:
         """Their clients make it anew without any condition, so that it had better stay."""
         self._cannot("be forgotten")
 

@@ -1,0 +1,170 @@
+"""``python scripts/mutate.py``: change the core in one place, and see whether histories or unit tests notice.
+
+python scripts/mutate.py --list                       # all mutants, one a line
+python scripts/mutate.py --sample 40 --seed 1         # forty of them, chosen by that seed
+python scripts/mutate.py --module native --histories 400
+
+A mutant is a comparison, a boolean operator, a number, or a clause of a DynamoDB condition that was changed. It is
+killed by the first simulated history, or by the first test of `tests/protocol`, that fails. Survivors are listed at the
+end. Each mutant runs on a copy of the package in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "airflow_dynamo_lock"
+CORE = ROOT / PACKAGE / "protocol"
+#: What the simulation and the tests of the protocol do not use, and other tests cover.
+LEFT_OUT = {"__init__", "attributes", "errors", "limits", "table"}
+
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+_CHANGED = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Constant)
+# In a DynamoDB condition: a clause that another one follows, or precedes.
+_CLAUSE = re.compile(r"\(?(?:attribute_\w+\([^()]*\)|size\([^()]*\) \S+ \S+|#[\w.#]+ [<>=]+ [:#][\w.#]+)\)?")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of a module: of which node of its syntax tree, in which way, and what that comes to."""
+
+    path: Path
+    node: int
+    variant: int
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path.stem}:{self.line}: {self.what}"
+
+    def source(self) -> str:
+        """The module with the change."""
+        tree = ast.parse(self.path.read_text())
+        _change(list(ast.walk(tree))[self.node], self.variant)
+        return ast.unparse(tree)
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """All mutants of a module."""
+    for number, node in enumerate(ast.walk(ast.parse(path.read_text()))):
+        for variant in range(8):
+            changed = copy.deepcopy(node) if isinstance(node, _CHANGED) else node
+            what = _change(changed, variant)
+            if what is None:
+                break
+            yield Mutant(path, number, variant, getattr(node, "lineno", 0), what)
+
+
+def _change(node: ast.AST, variant: int) -> str | None:
+    """Change that node in the way of that number; None if there is no such way."""
+    match node:
+        case ast.Compare(ops=[operator]) if variant == 0 and type(operator) in _COMPARISONS:
+            before = ast.unparse(node)
+            node.ops = [_COMPARISONS[type(operator)]()]
+        case ast.BoolOp() if variant == 0:
+            before = ast.unparse(node)
+            node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        case ast.UnaryOp(op=ast.Not()) if variant == 0:
+            before = ast.unparse(node)
+            node.op = ast.UAdd()  # of a truth value, the same truth
+        case ast.Constant(value=int() | float() as value) if variant == 0 and not isinstance(value, bool):
+            before = ast.unparse(node)
+            node.value = value + 1
+        case ast.Constant(value=str() as value):
+            clauses = list(_CLAUSE.finditer(value)) if "#" in value and ":ivar" not in value else []
+            if variant >= len(clauses):
+                return None
+            before = repr(value)
+            clause = clauses[variant]
+            node.value = value[: clause.start()] + "attribute_not_exists(#data.#data)" + value[clause.end() :]
+            return f"{clause[0]!r} of {before[:60]} is always true"
+        case _:
+            return None
+    return f"{before} -> {ast.unparse(node)}"
+
+
+def killed_by(mutant: Mutant, histories: int, tests: Sequence[str]) -> str | None:
+    """What notices the mutant; None if nothing does."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        shutil.copytree(ROOT / PACKAGE, Path(folder, PACKAGE), ignore=shutil.ignore_patterns("__pycache__"))
+        Path(folder, PACKAGE, "protocol", mutant.path.name).write_text(mutant.source())
+        environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+        play = (
+            "from tests.histories.many import play_some\n"
+            f"print(next((s for s in range({histories}) if play_some([s])[0].violations), ''))"
+        )
+        pytest = ["-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *tests]
+        for what, arguments in (("history", ["-c", play]), ("test", pytest)):
+            try:
+                run = subprocess.run(  # noqa: S603
+                    [sys.executable, *arguments],
+                    cwd=ROOT,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=600,
+                )
+            except subprocess.TimeoutExpired:
+                return f"{what}: no end"
+            if what == "history" and (run.returncode or run.stdout.strip()):
+                return f"history {run.stdout.strip() or 'fails'}"
+            if what == "test" and run.returncode:
+                failed = re.search(r"FAILED (\S+)", run.stdout)
+                return f"test {failed[1] if failed else 'fails'}"
+    return None
+
+
+def main() -> int:
+    """0 if no mutant has survived."""
+    parser = argparse.ArgumentParser(description="Change the core in one place, and see what notices.")
+    parser.add_argument("--list", action="store_true", help="list all mutants")
+    parser.add_argument("--module", action="append", help="a module of the core; may be given several times")
+    parser.add_argument("--sample", type=int, help="number of mutants to try, all by default")
+    parser.add_argument("--seed", type=int, default=1, help="chooses the sample")
+    parser.add_argument("--histories", type=int, default=200, help="histories for each mutant")
+    parser.add_argument("tests", nargs="*", default=["tests/protocol"], help="tests for each mutant")
+    chosen = parser.parse_args()
+    modules = chosen.module or [path.stem for path in sorted(CORE.glob("*.py")) if path.stem not in LEFT_OUT]
+    found = [each for module in modules for each in mutants(CORE / f"{module}.py")]
+    if chosen.list:
+        for each in found:
+            print(each)
+        return 0
+    if chosen.sample is not None:
+        found = random.Random(chosen.seed).sample(found, min(chosen.sample, len(found)))  # noqa: S311
+    survivors = []
+    for each in found:
+        killer = killed_by(each, chosen.histories, chosen.tests)
+        print(f"{each}: {killer or 'SURVIVES'}", flush=True)
+        if killer is None:
+            survivors.append(each)
+    print(f"{len(survivors)} of {len(found)} survive")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

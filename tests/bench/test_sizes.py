@@ -1,0 +1,106 @@
+"""How many holders one key can have: what docs/performance.md says of it is computed here."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from math import ceil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock import leases
+from airflow_dynamo_lock.client.core import ClientCore
+from airflow_dynamo_lock.defaults import DEFAULT_LEASE
+from airflow_dynamo_lock.guard import BEATS_PER_GRACE
+from airflow_dynamo_lock.protocol.attributes import encode
+from airflow_dynamo_lock.protocol.effects import Stamp
+from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE, SHARED
+from airflow_dynamo_lock.protocol.model import Claim
+from airflow_dynamo_lock.protocol.native import holder_values
+from bench.meter import item_size
+
+ROOT = Path(__file__).parents[2]
+NOW_MS = 1_795_000_000_123
+# What DynamoDB serves one item in a second.
+WRITE_UNITS = 1000
+HOST = "ip-10-0-1-23.eu-central-1.compute.internal"
+
+CORE = ClientCore("locks", f"{HOST}:4711", 30.0, None, RELEASE_GRACE, 10.0)
+
+
+def plain() -> Claim:
+    (claim,) = CORE._claims("warehouse/prices", {"mode": "shared"})
+    return claim
+
+
+def of_a_task() -> Claim:
+    ti = SimpleNamespace(
+        id=uuid.uuid4(),
+        dag_id="daily_reports",
+        run_id="scheduled__2026-11-22T00:00:00+00:00",
+        task_id="lock.acquire",
+        map_index=-1,
+        try_number=1,
+        dag_version_id=uuid.uuid4(),
+    )
+    settings: Any = SimpleNamespace(deployment="north")
+    wanted = leases.Wanted.of(SimpleNamespace(**{**leases.PARAMETERS, "key": "k", "mode": "shared"}))
+    (claim,) = CORE._claims("warehouse/prices", leases.claim_options(ti, settings, wanted))
+    return claim
+
+
+def size(claim: Claim, holders: int, *, inside: bool) -> int:
+    """Bytes of the item of a lock with that many holders like this one."""
+    entries = {}
+    for _ in range(holders):
+        values = holder_values(claim, Stamp(str(uuid.uuid4()), NOW_MS, NOW_MS, 0.0))
+        values["inside"] = {f"{HOST}:4711:0123abcd": NOW_MS} if inside else {}
+        entries[str(uuid.uuid4())] = values
+    values = {
+        "key": claim.key,
+        "entry": "lock",
+        "capacity": SHARED,
+        "available": SHARED - holders,
+        "holders": entries,
+        "token": NOW_MS,
+        "seed": "checked",
+        "vacated_at": NOW_MS,
+        "tickets": NOW_MS,
+        "expires_at": NOW_MS // 1000,
+    }
+    return item_size({name: encode(value) for name, value in values.items()})
+
+
+def most(claim: Claim, writes_a_second: float, *, inside: bool) -> int:
+    """How many holders can send their heartbeats."""
+    holders = 1
+    while (holders + 1) * writes_a_second * ceil(
+        size(claim, holders + 1, inside=inside) / 1024
+    ) <= WRITE_UNITS:
+        holders += 1
+    return holders
+
+
+KEEPER = leases.BEATS_PER_LEASE / DEFAULT_LEASE
+GUARD = BEATS_PER_GRACE / RELEASE_GRACE
+
+
+@pytest.mark.parametrize(
+    ("row", "claim", "writes_a_second", "inside"),
+    [
+        ("`LockClient`", plain(), 6 / CORE.lease, False),
+        ("`DynamoLockOperator`", of_a_task(), GUARD, True),
+        ("a `DynamoLock` group", of_a_task(), KEEPER + GUARD, True),
+    ],
+)
+def test_the_page_says_how_many_holders_one_key_can_have(
+    row: str, claim: Claim, writes_a_second: float, inside: bool
+) -> None:
+    entry = size(claim, 2, inside=inside) - size(claim, 1, inside=inside)
+    for page in ("docs/performance.md", "bench/performance.md.jinja"):
+        found = re.search(rf"^\| {row}.*?\| (\d+) \|.*\| (\d+) \|$", (ROOT / page).read_text(), re.MULTILINE)
+        assert found
+        assert (int(found[1]), int(found[2])) == (entry, most(claim, writes_a_second, inside=inside))

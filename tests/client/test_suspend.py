@@ -1,0 +1,255 @@
+"""A machine that was suspended: a holder learns within a second of waking that its lease is lost (rule R4).
+
+Two clocks are simulated. One counts the suspend, and leases count by it; the other one does not, and everything that
+waits (events, queues, event loops) counts by that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import Empty
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockLostError
+from airflow_dynamo_lock.client import sync, wire
+from airflow_dynamo_lock.client.sync import KeepAlive
+from airflow_dynamo_lock.protocol.effects import Operation, Sleep
+from airflow_dynamo_lock.protocol.holding import Holding
+from airflow_dynamo_lock.protocol.model import Holder, Renewed
+
+LEASE = 30.0
+#: Longer than the lease lasts after the machine has woken, if the wait is not divided.
+INTERVAL = 14.0
+#: The clocks are no more exact than floats.
+EXACT = 1e-6
+
+
+class Machine:
+    """A machine that is suspended once, for longer than a lease, three seconds after the start of the test."""
+
+    suspended_at, suspended_for = 1003.0, 60.0
+    woken_at = suspended_at + suspended_for
+
+    def __init__(self) -> None:
+        self.awake = 1000.0
+
+    def clock(self) -> float:
+        """The clock that counts the suspend."""
+        return self.awake + (self.suspended_for if self.awake > self.suspended_at else 0.0)
+
+    def wait(self, seconds: float) -> None:
+        """Wait by the clock that does not."""
+        assert seconds >= 0
+        self.awake += seconds
+        assert self.awake < self.suspended_at + LEASE, "nothing has come of it for a whole lease"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(wire, "_clock", machine.clock)
+    return machine
+
+
+@pytest.fixture
+def told() -> list[float]:
+    """When somebody was told something, by the clock that counts the suspend."""
+    return []
+
+
+def the_lease(client: LockClient | AsyncLockClient) -> Lease:
+    """A lease whose last heartbeat was just now."""
+    lease = client._core.with_term(Lease("key", "lease", 1, "owner", 1, 1, int(LEASE * 1000), 1000, 0))
+    assert lease.term
+    lease.term.renewed(wire.monotonic(), lease.lease_ms)
+    return lease
+
+
+# -- threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads(machine: Machine) -> Iterator[list[Callable[[], None]]]:
+    """What the client's threads would do. The test does it in its own, where waiting is simulated."""
+    started: list[Callable[[], None]] = []
+
+    class Thread:
+        def __init__(self, *, target: Any, name: str, args: Any = (), daemon: bool) -> None:
+            self.start = lambda: started.append(lambda: target(*args))
+
+    class Event:
+        def wait(self, seconds: float) -> bool:
+            machine.wait(seconds)
+            return False
+
+        def is_set(self) -> bool:
+            return False
+
+        def set(self) -> None:
+            raise AssertionError
+
+    class Queue:
+        def get(self, timeout: float) -> object:
+            machine.wait(timeout)
+            raise Empty
+
+    here = SimpleNamespace(Thread=Thread, Event=Event, Lock=threading.Lock)
+    with patch.object(sync, "threading", here), patch.object(sync, "SimpleQueue", Queue):
+        yield started
+
+
+def beats(machine: Machine, told: list[float], interval: float) -> KeepAlive:
+    client = LockClient(None, table="locks", heartbeat=INTERVAL)
+
+    def on_lost(lease: Lease, lost: LockLostError) -> None:
+        assert "no heartbeat has succeeded in time" in str(lost)
+        told.append(machine.clock())
+
+    def on_danger(lease: Lease, left: float) -> None:
+        told.append(machine.clock())
+
+    return client.keep_alive(the_lease(client), interval=interval, on_lost=on_lost, on_danger=on_danger)
+
+
+def test_a_holder_that_sleeps_between_two_heartbeats_learns_of_its_loss_within_a_second_of_waking(
+    machine: Machine, told: list[float], threads: list[Callable[[], None]]
+) -> None:
+    beats(machine, told, INTERVAL)
+    beat, _ = threads
+    beat()
+
+    assert len(told) == 1
+    assert told[0] <= Machine.woken_at + 1 + EXACT
+
+
+def test_a_holder_that_waits_for_the_answer_to_a_heartbeat_learns_of_its_loss_within_a_second_of_waking(
+    machine: Machine, told: list[float], threads: list[Callable[[], None]]
+) -> None:
+    beats(machine, told, interval=2.0)
+    beat, _ = threads
+    beat()
+
+    assert len(told) == 1
+    assert told[0] <= Machine.woken_at + 1 + EXACT
+
+
+def test_a_monitor_ends_within_a_second_of_waking(
+    machine: Machine, told: list[float], threads: list[Callable[[], None]]
+) -> None:
+    beats(machine, told, INTERVAL)
+    _, monitor = threads
+    monitor()
+
+    assert machine.clock() <= Machine.woken_at + 1 + EXACT
+
+
+# -- asyncio --------------------------------------------------------------------------------------------------------
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop on that machine, in which nothing comes in from outside."""
+
+    def __init__(self, machine: Machine) -> None:
+        class Selector(selectors.SelectSelector):
+            def select(self, timeout: float | None = None) -> list[Any]:
+                assert timeout is not None, "it waits for nothing"
+                machine.wait(max(0.0, timeout))
+                return []
+
+        self._machine = machine
+        super().__init__(Selector())
+
+    def time(self) -> float:
+        return self._machine.awake
+
+
+def run(machine: Machine, main: Callable[[], Any]) -> None:
+    with asyncio.Runner(loop_factory=lambda: Loop(machine)) as runner:
+        runner.run(main())
+
+
+class Silent:
+    """An SDK client that is never answered."""
+
+    async def update_item(self, **_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    get_item = update_item
+
+
+@pytest.mark.parametrize("interval", [INTERVAL, 2.0], ids=["asleep", "waiting for an answer"])
+def test_a_coroutine_that_holds_learns_of_its_loss_within_a_second_of_waking(
+    machine: Machine, told: list[float], interval: float
+) -> None:
+    async def hold() -> None:
+        client = AsyncLockClient(Silent(), table="locks", heartbeat=INTERVAL)
+
+        def on_lost(lease: Lease, lost: LockLostError) -> None:
+            told.append(machine.clock())
+
+        await client.keep_alive(the_lease(client), interval=interval, on_lost=on_lost)
+
+    run(machine, hold)
+    assert len(told) == 1
+    assert told[0] <= Machine.woken_at + 1 + EXACT
+
+
+def test_a_keeper_beats_within_a_second_of_waking(machine: Machine, told: list[float]) -> None:
+    class Ended(Exception):
+        pass
+
+    def beat(*_: object) -> Operation[Renewed]:
+        told.append(machine.clock())
+        if machine.awake > Machine.suspended_at:
+            raise Ended
+        yield Sleep(0.0)
+        return Renewed(Holder("lease", "owner", 1, int(LEASE * 1000), 1000, "", 0), machine.clock())
+
+    async def keep() -> None:
+        client = AsyncLockClient(Silent(), table="locks")
+        with patch.object(Holding, "_keep_one", beat), pytest.raises(Ended):
+            await client.keep(the_lease(client), interval=INTERVAL)
+
+    run(machine, keep)
+    assert len(told) == 2
+    assert told[1] <= Machine.woken_at + 1 + EXACT
+
+
+def test_a_monitoring_task_ends_within_a_second_of_waking(machine: Machine) -> None:
+    async def watch() -> None:
+        client = AsyncLockClient(Silent(), table="locks")
+        await client._run(client._core.monitor(the_lease(client), 5.0, lambda *_: None))
+
+    run(machine, watch)
+    assert machine.clock() <= Machine.woken_at + 1 + EXACT
+
+
+# -- the clock ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("system", "chosen"),
+    [
+        ({"CLOCK_BOOTTIME": 7, "CLOCK_MONOTONIC": 1}, 7),  # Linux
+        ({"CLOCK_MONOTONIC": 6}, 6),  # macOS, where time.monotonic() stands still during sleep
+    ],
+)
+def test_the_clock_is_the_one_that_counts_sleep(
+    monkeypatch: pytest.MonkeyPatch, system: dict[str, int], chosen: int
+) -> None:
+    clocks = SimpleNamespace(monotonic=lambda: -1.0, clock_gettime=lambda clock: float(clock), **system)
+    monkeypatch.setattr(wire, "time", clocks)
+    assert wire._clock_that_counts_sleep()() == chosen
+
+
+def test_where_there_is_no_such_clock_it_is_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=time.monotonic))
+    assert wire._clock_that_counts_sleep() is time.monotonic

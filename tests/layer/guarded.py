@@ -1,0 +1,112 @@
+"""A guarded task in a process of its own, which does not want to end.
+
+``python -m tests.layer.guarded ENDPOINT_URL LEASE BODY`` enters the lease, and tells on its standard output what
+happens to it, one line each.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import boto3
+
+from airflow_dynamo_lock import Lease, LockClient, sdk_config
+from airflow_dynamo_lock.guard import Guard
+
+
+@contextmanager
+def guarded(endpoint_url: str, lease: Lease, body: str) -> Iterator[subprocess.Popen[str]]:
+    """The process, which has entered the lease."""
+    arguments = [sys.executable, "-m", __name__, endpoint_url, json.dumps(lease.as_dict()), body]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "entered\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Task:
+    def on_kill(self) -> None:
+        tell("on_kill")
+
+
+def tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def swallows_exceptions() -> None:
+    while True:
+        try:
+            threading.Event().wait()
+        except Exception as failure:
+            tell(f"swallowed {type(failure).__name__}")
+
+
+def swallows_everything() -> None:
+    while True:
+        try:
+            threading.Event().wait()
+        except BaseException as failure:
+            tell(f"swallowed {type(failure).__name__}")
+
+
+def has_its_own_handler() -> None:
+    signal.signal(signal.SIGUSR2, lambda *_: tell("signalled"))
+    threading.Event().wait()
+
+
+def has_a_child() -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+    tell(f"child {child.pid}")
+    swallows_everything()
+
+
+def is_in_a_thread() -> None:
+    threading.Event().wait()
+
+
+BODIES = {
+    "swallows exceptions": swallows_exceptions,
+    "swallows everything": swallows_everything,
+    "has its own handler": has_its_own_handler,
+    "has a child": has_a_child,
+    "is in a thread": is_in_a_thread,
+}
+
+
+def main() -> None:
+    logging.basicConfig(format="%(message)s", force=True)  # Airflow has set it up for itself
+    endpoint_url, lease, body = sys.argv[1:]
+    aws = boto3.client("dynamodb", endpoint_url=endpoint_url, config=sdk_config())
+    guard = Guard(LockClient(aws, table="locks"), [Lease.from_dict(json.loads(lease))], Task())
+
+    def work() -> None:
+        guard.enter()
+        tell("entered")
+        BODIES[body]()
+
+    try:
+        if BODIES[body] is is_in_a_thread:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        else:
+            work()
+    except BaseException as failure:
+        tell(f"ended by {type(failure).__bases__[0].__name__}: {failure}")
+        os._exit(3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,449 @@
+"""Every option of an acquire reaches every place that lists options.
+
+`AcquireOptions` is the list that counts. An option that is added there has to be added to each of the places below, or
+to the exceptions, with the reason. The same is checked for the options of the clients and the fields of the connection.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG
+
+from airflow_dynamo_lock import (
+    AsyncLockClient,
+    DynamoLock,
+    DynamoLockAcquireOperator,
+    DynamoLockOperator,
+    DynamoLockSensor,
+    LockClient,
+    LockError,
+    LockValueError,
+    leases,
+)
+from airflow_dynamo_lock.cli.main import carried_out
+from airflow_dynamo_lock.cli.options import Settings
+from airflow_dynamo_lock.client import aio, core, sync
+from airflow_dynamo_lock.client.core import AcquireOptions, ClaimOptions, ClientCore, HoldOptions
+from airflow_dynamo_lock.decorators import dynamo_lock_task
+from airflow_dynamo_lock.hooks import LockSettings
+from airflow_dynamo_lock.operators import _Acquires
+from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE
+from airflow_dynamo_lock.protocol.operations import Operations
+from airflow_dynamo_lock.provider_info import FIELDS
+from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger
+from tests.test_documentation import code, table
+
+DOCS = Path(__file__).parents[2] / "docs"
+CLAIM, ACQUIRE, HOLD = (set(each.__annotations__) for each in (ClaimOptions, AcquireOptions, HoldOptions))
+
+#: For each option, arguments that give it another value than its default.
+VALUES: Mapping[str, Mapping[str, Any]] = {
+    "lease_id": {"lease_id": "mine"},
+    "slots": {"slots": 2, "capacity": 3},
+    "capacity": {"capacity": 3},
+    "data": {"data": {"a": 1}},
+    "lease": {"lease": 61.0},
+    "release_grace": {"release_grace": 7.0},
+    "owner": {"owner": "ada"},
+    "about": {"about": {"dag": "etl"}},
+    "attempt_of": {"attempt_of": "etl/run"},
+    "mode": {"mode": "shared"},
+    "min_hold": {"min_hold": 9.0},
+    "fair": {"fair": False},
+    "priority": {"priority": 5},
+    "reentrant": {"reentrant": True},
+    "only_existing": {"only_existing": True},
+    "timeout": {"timeout": 11.0},
+    "poll_interval": {"poll_interval": 3.0},
+    "on_busy": {"on_busy": print},
+    "on_place": {"on_place": print},
+}
+
+# -- deliberate exceptions, each with its reason ----------------------------------------------------------------------
+
+#: Options that a task does not give to its client.
+NOT_IN_AIRFLOW = {
+    "data": "tasks pass data by XCom",
+    "reentrant": "each task instance is an owner of its own",
+    "only_existing": "a DAG creates the locks that it uses",
+    "poll_interval": "the tasks of a triggerer share one poller",
+}
+#: Options that a task gives to its client and its author does not choose.
+NOT_IN_DAGS = {
+    "lease_id": "the task instance's id (rule R7)",
+    "owner": "the deployment's and the task's name",
+    "about": "the task instance's attributes",
+    "attempt_of": "the task of the run",
+    "on_busy": "goes to the task's log",
+    "on_place": "goes to the task's log",
+}
+#: Parameters of the group, and of the operators, that are no options of an acquire.
+ONLY_IN_DAGS = {"key", "on_timeout", "dynamo_lock_conn_id"}
+ONLY_IN_GROUP = {"heartbeat", "group_id"}
+ONLY_IN_OPERATOR = {"deferrable"}
+
+#: Options that the sensor does not have. It takes nothing.
+NOT_IN_SENSOR = {
+    "capacity": "the one that the lock has",
+    **dict.fromkeys(
+        (
+            "lease_id",
+            "owner",
+            "about",
+            "attempt_of",
+            "lease",
+            "release_grace",
+            "min_hold",
+            "data",
+            "reentrant",
+        ),
+        "describes a lease",
+    ),
+    **dict.fromkeys(("fair", "priority", "on_place"), "describes a position in the queue"),
+    "only_existing": "a lock without a record is free",
+    "on_busy": "each look logs the holders",
+}
+#: What the sensor calls an option, where that is not its name: every sensor has a `mode` and a `poke_interval`.
+IN_SENSOR = {"mode": "lock_mode", "poll_interval": "poke_interval"}
+
+#: Options that the commands `acquire` and `run` do not have.
+NOT_IN_CLI = {
+    "lease_id": "each call is an attempt of its own",
+    "about": "`--owner` is enough for people",
+    "attempt_of": "each call is an attempt of its own",
+    "release_grace": "no other process enters the lease",
+    "min_hold": "left out on purpose: nothing limits the rate of commands by it yet",
+    "reentrant": "each call is a client of its own",
+    "only_existing": "for programs that replace another library",
+    "poll_interval": "one waiter polls at the usual interval",
+    "on_busy": "the error names the holders",
+}
+NOT_IN_RUN = {"data": "the command can describe itself"}
+
+#: Options that a lock of another library's format neither refuses nor ignores.
+IN_ALL_FORMATS = {"lease_id", "lease", "release_grace", "owner", "about", "attempt_of", "only_existing"}
+#: … and those that it accepts although it has no use for them.
+IGNORED_IN_OTHER_FORMATS = {
+    "fair": "waiters without a queue: unfair is all that there is",
+    "reentrant": "the client's own count",
+}
+
+#: Options of a claim that the claim itself does not show.
+NOT_IN_CLAIM = {"reentrant": "the client's own count of the leases that it has given out"}
+
+#: Options of the clients that a connection does not give them.
+NOT_IN_CONNECTION = {
+    "client": "made from the connection's other fields",
+    "owner": "each task has its own",
+    "heartbeat": "each keeper has its own",
+    "release_grace": "each task has its own",
+    "max_clock_skew": "the clocks are AWS's, and the same for everybody",
+    "streams": "only triggerers read the stream",
+}
+
+
+# -- the places -------------------------------------------------------------------------------------------------------
+
+
+def test_the_lists_here_are_of_options_that_there_are() -> None:
+    assert VALUES.keys() == ACQUIRE
+    exceptions = (NOT_IN_AIRFLOW, NOT_IN_DAGS, NOT_IN_SENSOR, NOT_IN_CLI, NOT_IN_RUN, IN_SENSOR)
+    for each in (*exceptions, IN_ALL_FORMATS, IGNORED_IN_OTHER_FORMATS, NOT_IN_CLAIM):
+        assert set(each) <= ACQUIRE
+    assert NOT_IN_CONNECTION.keys() <= parameters(LockClient)
+
+
+def parameters(called: Callable[..., Any]) -> set[str]:
+    """The names of its parameters that have one."""
+    return {
+        name
+        for name, each in inspect.signature(called).parameters.items()
+        if name != "self" and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    }
+
+
+def described(documented: Any) -> set[str]:
+    """The parameters that a docstring describes."""
+    return set(re.findall(r"^ *:param (\w+):", documented.__doc__, re.MULTILINE))
+
+
+def a_core() -> ClientCore:
+    return ClientCore("locks", "me", 30.0, None, 15.0, 10.0)
+
+
+@pytest.mark.parametrize("name", sorted(CLAIM - NOT_IN_CLAIM.keys()))
+def test_the_claim_has_it(name: str) -> None:
+    (usual,) = a_core()._claims("k", {"lease_id": "usual"})
+    (claim,) = a_core()._claims("k", {"lease_id": "usual", **VALUES[name]})  # type: ignore[typeddict-item]
+    assert claim != usual
+
+
+class Asked(LockError):
+    """What reached the client, or the protocol: raised instead of going on."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("asked")
+        self.options = options
+
+
+@pytest.mark.parametrize("kind", [LockClient, AsyncLockClient])
+@pytest.mark.parametrize("name", sorted(ACQUIRE - CLAIM))
+async def test_both_clients_pass_it_on(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire_all(self: Operations, claims: Any, **options: Any) -> Iterator[Any]:
+        raise Asked(**options)
+        yield
+
+    monkeypatch.setattr(Operations, "acquire_all", acquire_all)
+
+    async def acquire() -> None:
+        found = kind(None, table="locks").acquire("k", **VALUES[name])
+        if inspect.isawaitable(found):
+            await found
+
+    with pytest.raises(Asked) as asked:
+        await acquire()
+    assert VALUES[name].items() <= asked.value.options.items()
+
+
+def test_the_methods_of_both_clients_name_them() -> None:
+    for kind in (LockClient, AsyncLockClient):
+        assert parameters(kind.acquire) == {"key"} | ACQUIRE - CLAIM
+        assert parameters(kind._lock) == {"key"} | HOLD - ACQUIRE
+        assert parameters(kind.keep_alive) >= HOLD - ACQUIRE
+    assert described(LockClient.acquire) == parameters(LockClient.acquire)
+    assert described(LockClient.keep_alive) >= HOLD - ACQUIRE
+    assert ClaimOptions.__doc__ is not None
+    assert {name for name in CLAIM if f"``{name}" in ClaimOptions.__doc__} == CLAIM
+
+
+@pytest.mark.parametrize("format", [each for each in FORMATS if each != NATIVE])
+@pytest.mark.parametrize("name", sorted(CLAIM - IN_ALL_FORMATS - IGNORED_IN_OTHER_FORMATS.keys()))
+def test_another_format_refuses_what_it_cannot_do(name: str, format: str) -> None:
+    of_format = ClientCore("locks", "me", 30.0, None, 15.0, 10.0, format)
+    with pytest.raises(LockValueError, match=r"cannot|keeps bytes"):
+        of_format._claims("k", VALUES[name])  # type: ignore[arg-type]
+
+
+# -- in DAGs
+
+
+def grouped(**arguments: Any) -> Any:
+    with (lock := DynamoLock(**arguments)):
+        EmptyOperator(task_id="guarded")
+    return lock.acquire
+
+
+def decorated(**arguments: Any) -> Any:
+    def work() -> None: ...
+
+    made: Any = dynamo_lock_task(work, **arguments)
+    return made().operator
+
+
+TAKERS: Mapping[str, Callable[..., Any]] = {
+    "DynamoLock": grouped,
+    "DynamoLockAcquireOperator": lambda **given: DynamoLockAcquireOperator(task_id="a", **given),
+    "DynamoLockOperator": lambda **given: DynamoLockOperator(task_id="a", python_callable=print, **given),
+    "@task.dynamo_lock": decorated,
+}
+IN_DAGS = ACQUIRE - NOT_IN_AIRFLOW.keys() - NOT_IN_DAGS.keys()
+
+
+@pytest.fixture(params=TAKERS)
+def take(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Makes an operator that takes a lock."""
+
+    def make(**arguments: Any) -> Any:
+        with DAG("dag"):
+            return TAKERS[request.param](key="k", **arguments)
+
+    return make
+
+
+def again(trigger: Any) -> Any:
+    """A trigger as Airflow makes it in the triggerer."""
+    _, arguments = trigger.serialize()
+    return type(trigger)(**arguments)
+
+
+class Client:
+    """A client that raises what it is asked."""
+
+    def acquire(self, keys: Any, **options: Any) -> Any:
+        raise Asked(**options)
+
+    def look(self, key: str, **options: Any) -> Any:
+        raise Asked(**options)
+
+    wait = look
+
+
+TI: Any = SimpleNamespace(
+    id="mine", dag_id="dag", run_id="run", task_id="a", map_index=-1, try_number=1, dag_version_id="v"
+)
+
+
+async def asked_on_worker(operator: Any) -> Mapping[str, Any]:
+    """What the client is asked by an operator on a worker."""
+    wanted = leases.Wanted.of(operator)
+    with pytest.raises(Asked) as asked:
+        operator._wait_here(Client(), wanted, leases.claim_options(TI, LockSettings(), wanted))
+    return asked.value.options
+
+
+async def asked_in_triggerer(operator: Any) -> Mapping[str, Any]:
+    """What the client is asked by an operator's trigger."""
+    trigger = again(DynamoLockAcquireTrigger(**operator._trigger_arguments()))
+    wanted = leases.Wanted.of(trigger)
+    with pytest.raises(Asked) as asked:
+        await trigger._acquire(Client(), wanted, leases.claim_options(TI, LockSettings(), wanted))
+    return asked.value.options
+
+
+@pytest.mark.parametrize("asked_of", [asked_on_worker, asked_in_triggerer])
+@pytest.mark.parametrize("name", sorted(IN_DAGS))
+async def test_what_a_dag_says_reaches_the_client(
+    take: Callable[..., Any], name: str, asked_of: Callable[..., Any]
+) -> None:
+    asked = await asked_of(take(**VALUES[name]))
+    assert asked.keys() == ACQUIRE - NOT_IN_AIRFLOW.keys()
+    assert VALUES[name].items() <= asked.items()
+
+
+def test_what_a_dag_says_may_be_a_template_and_starts_in_the_triggerer(take: Callable[..., Any]) -> None:
+    operator = take()
+    assert set(operator.template_fields) >= {"key", "dynamo_lock_conn_id"} | IN_DAGS
+    assert set(operator._trigger_arguments()) - {"resume"} == ONLY_IN_DAGS | IN_DAGS
+    assert set(DynamoLockAcquireTrigger.arguments) >= ONLY_IN_DAGS | IN_DAGS
+    assert leases.PARAMETERS.keys() == {"key"} | IN_DAGS
+    assert set(leases.Wanted.__annotations__) == {"keys"} | IN_DAGS
+
+
+def test_what_a_dag_says_is_a_parameter_and_documented() -> None:
+    group, operator = parameters(DynamoLock), parameters(_Acquires)
+    assert group == ONLY_IN_DAGS | ONLY_IN_GROUP | IN_DAGS == described(DynamoLock) - {"kwargs"}
+    assert operator == ONLY_IN_DAGS | ONLY_IN_OPERATOR | IN_DAGS == described(DynamoLockAcquireOperator)
+    page = (DOCS / "airflow.md").read_text()
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \|", page.partition("\n| parameter |")[2].partition("\n\n")[0], re.M
+    )
+    assert {name for row in rows for name in code(row)} == group
+
+
+# -- the sensor
+
+
+@pytest.mark.parametrize("name", sorted(ACQUIRE - NOT_IN_SENSOR.keys()))
+async def test_what_a_sensor_wants_reaches_the_client(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wants = {option: value for option, value in VALUES[name].items() if option not in NOT_IN_SENSOR}
+    with DAG("dag"):
+        sensor = DynamoLockSensor(
+            task_id="a", key="k", **{IN_SENSOR.get(option, option): value for option, value in wants.items()}
+        )
+
+    @asynccontextmanager
+    async def async_client(_: Any) -> AsyncIterator[tuple[Any, LockSettings]]:
+        yield Client(), LockSettings()
+
+    monkeypatch.setattr("airflow_dynamo_lock.hooks.DynamoLockHook.async_client", async_client)
+    monkeypatch.setattr("airflow_dynamo_lock.hooks.DynamoLockHook.get_conn", lambda _: Client())
+    with pytest.raises(Asked) as waits:
+        await again(DynamoLockSensorTrigger(**sensor._trigger_arguments())).work()
+    assert (
+        waits.value.options.keys() == ACQUIRE - NOT_IN_SENSOR.keys() == parameters(LockClient.wait) - {"key"}
+    )
+    assert wants.items() <= waits.value.options.items()
+    with pytest.raises(Asked) as looks:
+        sensor.poke({})
+    assert looks.value.options.keys() == parameters(LockClient.look) - {"key"}
+    assert all(looks.value.options.get(option, value) == value for option, value in wants.items())
+    templated = {IN_SENSOR.get(option, option) for option in looks.value.options}
+    assert set(sensor.template_fields) == {"key", "dynamo_lock_conn_id"} | templated
+    assert described(DynamoLockSensor) == parameters(DynamoLockSensor)
+
+
+# -- the command line
+
+COMMANDS = {"acquire": ACQUIRE - NOT_IN_CLI.keys(), "run": ACQUIRE - NOT_IN_CLI.keys() - NOT_IN_RUN.keys()}
+ARGUMENTS = {
+    "slots": ["--slots", "2", "--capacity", "3"],
+    "capacity": ["--capacity", "3"],
+    "data": ["--data", '{"a": 1}'],
+    "lease": ["--lease-duration", "61s"],
+    "owner": ["--owner", "ada"],
+    "mode": ["--mode", "shared"],
+    "fair": ["--unfair"],
+    "priority": ["--priority", "5"],
+    "timeout": ["--wait-time", "11"],
+    "on_place": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [(each, name) for each, names in COMMANDS.items() for name in sorted(names)]
+)
+def test_what_a_command_says_reaches_the_client(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    class Locks:
+        def __init__(self, **options: Any) -> None:
+            self.options = options
+
+        def acquire(self, key: str, **options: Any) -> Any:
+            asked.append(self.options | options)
+            raise Asked
+
+    monkeypatch.setattr(Settings, "locks", lambda self, **options: Locks(**options))
+    after = ["--", "true"] if command == "run" else []
+    assert carried_out([command, "k", *ARGUMENTS[name], *after]) == 1
+    (options,) = asked
+    assert options.keys() == COMMANDS[command]
+    assert name == "on_place" or VALUES[name].items() <= options.items()
+
+
+# -- the clients and the connection
+
+
+@pytest.mark.parametrize("kind", [sync.LockClient, aio.AsyncLockClient])
+def test_a_client_gives_its_core_all_that_it_is_given(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parameters(kind) == {"client"} | parameters(ClientCore)
+    assert described(LockClient) == parameters(LockClient)
+    bound: list[Mapping[str, Any]] = []
+    signature = inspect.signature(ClientCore)
+
+    def given(*arguments: Any, **named: Any) -> ClientCore:
+        bound.append(signature.bind(*arguments, **named).arguments)
+        return a_core()
+
+    for module in (sync, aio):
+        monkeypatch.setattr(module, "ClientCore", given)
+    values = {name: f"the {name}" for name in parameters(ClientCore)}
+    kind(None, **values)
+    assert bound == [{**values, "streams": True}]
+    assert core.ClientCore is ClientCore
+
+
+def test_a_connection_has_a_field_for_each_setting() -> None:
+    assert FIELDS.keys() == LockSettings.__dataclass_fields__.keys()
+    given = {"lease": 61.0, "botocore_config": {"read_timeout": 5}, "streams": True, "format": "awsflock"}
+    for name in FIELDS:
+        value = given.get(name, f"the {name}")
+        assert getattr(LockSettings.of({name: value}, source="a test"), name) == value
+    assert {code(row[0])[0] for row in table(DOCS / "configuration.md", "The connection")} == FIELDS.keys()
+
+
+def test_a_connection_gives_the_clients_all_but_what_each_task_says() -> None:
+    assert LockSettings().client_options.keys() == parameters(LockClient) - NOT_IN_CONNECTION.keys()
+    for name, value in LockSettings(**{n: f"the {n}" for n in ("table", "format")}).client_options.items():  # type: ignore[arg-type]
+        assert value == getattr(LockSettings(table="the table", format="the format"), name)

@@ -1,0 +1,336 @@
+"""Edges of the protocol: many dead holders, limits on settings, and processes that see no ``Date`` header."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import repeat
+from typing import Any
+
+import pytest
+from botocore.exceptions import EndpointConnectionError
+
+from airflow_dynamo_lock import Lease, LockClient
+from airflow_dynamo_lock.client.core import ClaimOptions, _Held
+from airflow_dynamo_lock.protocol.errors import (
+    LockLostError,
+    LockTimeoutError,
+    LockUnavailableError,
+    LockValueError,
+)
+from airflow_dynamo_lock.protocol.limits import SHARED
+from airflow_dynamo_lock.protocol.model import Busy, Granted, Term
+from tests.simulation import KEY, TABLE, Host, World
+
+#: DynamoDB's limit for the text of an expression, in bytes.
+EXPRESSION = 4096
+
+
+def dead_holders(world: World, number: int, capacity: int = SHARED) -> None:
+    """A record with that many holders, which then die."""
+    first = Host(world, "holder-0")
+    first.take(capacity=capacity)
+    item = world.item()
+    assert item is not None
+    holder = item["holders"]["M"]["holder-0"]
+    names = [f"holder-{each}" for each in range(number)]
+    item["holders"] = {"M": {f"{name}-{'x' * 36}": holder for name in names}}
+    item["available"] = {"N": str(capacity - number)}
+    world.client.put_item(TableName=TABLE, Item=item)
+    world.now += 60.0
+
+
+def longest_expression(world: World) -> int:
+    return max(
+        len(value)
+        for request in world.sent
+        for name, value in request.params.items()
+        if name.endswith("Expression")
+    )
+
+
+# -- many dead holders ------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_clears_any_number_of_dead_readers(world: World) -> None:
+    dead_holders(world, 130)
+
+    granted = Host(world, "writer").take()
+
+    assert isinstance(granted, Granted)
+    assert granted.took_over
+    assert set(world.record().holders) == {"writer"}
+    assert longest_expression(world) <= EXPRESSION
+
+
+def test_a_semaphore_with_another_capacity_clears_any_number_of_dead_holders(world: World) -> None:
+    dead_holders(world, 130, capacity=130)
+
+    assert isinstance(Host(world, "etl").take(capacity=200), Granted)
+    assert set(world.record().holders) == {"etl"}
+    assert longest_expression(world) <= EXPRESSION
+
+
+def test_a_claim_of_many_slots_clears_as_many_dead_holders_as_it_needs(world: World) -> None:
+    dead_holders(world, 130, capacity=130)
+
+    assert isinstance(Host(world, "etl").take(slots=130, capacity=130), Granted)
+    assert longest_expression(world) <= EXPRESSION
+
+
+def test_readers_clear_dead_readers_so_that_they_do_not_pile_up(world: World) -> None:
+    dead_holders(world, 30)
+
+    granted = Host(world, "reader").take(capacity=SHARED)
+
+    assert isinstance(granted, Granted)
+    assert not granted.took_over, "no reader's work is half done"
+    assert set(world.record().holders) == {"reader"}
+
+
+def test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock(world: World) -> None:
+    dead_holders(world, 130)
+    late = sorted(world.record().holders)[-1]
+    writer = Host(world, "writer")
+    writing = writer.start(writer.operations.try_acquire(writer.claim(), undo=False))
+    writing.step()  # refused: the lock is taken
+    assert writing.effect is not None
+    world.client.update_item(
+        TableName=TABLE,
+        Key={"key": {"S": KEY}, "entry": {"S": "lock"}},
+        UpdateExpression="SET #holders.#late.#version = :beaten",
+        ExpressionAttributeNames={"#holders": "holders", "#late": late, "#version": "version"},
+        ExpressionAttributeValues={":beaten": {"S": "beaten"}},
+    )
+
+    assert isinstance(writing.finish(), Busy)
+    assert late in world.record().holders
+
+
+# -- processes that see no Date ---------------------------------------------------------------------------------------
+
+
+def undated(world: World, wall_clock_off: float) -> Host:
+    """A host whose answers have no ``Date``: a proxy strips it."""
+    host = Host(world, "undated", wall_clock_off)
+
+    def send(request: object) -> object:
+        world.dates = False
+        try:
+            reply = world.answer(request, host.now)  # type: ignore[arg-type]
+        finally:
+            world.dates = True
+        host.clock.note(reply)
+        return reply
+
+    host.send = send  # type: ignore[method-assign,assignment]
+    return host
+
+
+def test_a_grant_without_a_date_is_not_taken_over_by_those_who_see_dates(world: World) -> None:
+    holder = undated(world, -60.0)
+    assert isinstance(holder.take(), Granted)
+    world.now += 1.0
+
+    assert isinstance(Host(world, "other").take(), Busy)
+
+
+def test_later_grants_without_a_date_are_as_safe_and_need_one_request(world: World) -> None:
+    holder = undated(world, -60.0)
+    holder.take()
+    holder.release()
+    requests = len(world.sent)
+    assert isinstance(holder.take("again"), Granted)
+    assert len(world.sent) == requests + 1
+    world.now += 1.0
+
+    assert isinstance(Host(world, "other").take(), Busy)
+
+
+def test_a_token_given_without_a_date_is_never_lowered(world: World) -> None:
+    holder = undated(world, 3600.0)
+    told = holder.take().token
+    holder.release()
+
+    assert Host(world, "other").take().token > told
+
+
+def test_a_dead_holder_without_a_date_is_found_by_observation(world: World) -> None:
+    undated(world, 3600.0).take()
+    other = Host(world, "other")
+    assert isinstance(other.take(), Busy)
+    world.now += 31.0
+    assert isinstance(other.take(), Granted)
+
+
+# -- answers that come late -------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """An SDK client whose answers take as long as `seconds` says, on a simulated clock."""
+
+    def __init__(self, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.client, self.now, self.failures = client, 1000.0, 0
+        self.seconds: Iterator[float] = iter(())
+        self.meanwhile: Callable[[], None] = lambda: None
+        monkeypatch.setattr("airflow_dynamo_lock.client.wire._clock", lambda: self.now)
+
+    def update_item(self, **params: Any) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise EndpointConnectionError(endpoint_url="http://127.0.0.1")
+        answer = self.client.update_item(**params)
+        self.meanwhile()
+        self.now += next(self.seconds, 0.1)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+
+@pytest.fixture
+def slow(world: World, monkeypatch: pytest.MonkeyPatch) -> Slow:
+    return Slow(world.client, monkeypatch)
+
+
+def test_a_lease_that_ran_out_before_its_answer_came_is_given_back_and_acquired_again(slow: Slow) -> None:
+    locks = LockClient(slow, table=TABLE, lease=10)
+    slow.seconds = iter([11.0])
+
+    lease = locks.acquire(KEY, timeout=60)
+
+    assert lease.remaining() > 8
+    assert len(locks.get(KEY).holders) == 1  # type: ignore[union-attr]
+
+
+def test_an_acquire_whose_every_answer_comes_too_late_times_out_and_holds_nothing(slow: Slow) -> None:
+    locks = LockClient(slow, table=TABLE, lease=10)
+    slow.seconds = repeat(11.0)
+
+    with pytest.raises(LockTimeoutError, match="its answer came after the lease's end"):
+        locks.acquire(KEY, timeout=60)
+
+    assert not locks.get(KEY).holders  # type: ignore[union-attr]
+
+
+def test_try_acquire_tries_a_second_time_if_the_answer_comes_too_late(slow: Slow) -> None:
+    locks = LockClient(slow, table=TABLE, lease=10)
+    slow.seconds = iter([11.0])
+    lease = locks.try_acquire(KEY)
+    assert lease is not None
+    assert lease.remaining() > 8
+
+    slow.seconds = repeat(11.0)
+    with pytest.raises(LockUnavailableError, match="acquire it with a longer lease"):
+        locks.try_acquire("another")
+    assert not locks.get("another").holders  # type: ignore[union-attr]
+
+
+def test_a_late_answer_to_a_lease_id_of_the_callers_own_is_not_given_back(slow: Slow) -> None:
+    """Another process may work under that id: acquiring again finds its lease."""
+    locks = LockClient(slow, table=TABLE, lease=10)
+    slow.seconds = iter([11.0])
+
+    lease = locks.acquire(KEY, timeout=60, lease_id="mine")
+
+    assert lease.remaining() > 8
+    assert list(locks.get(KEY).holders) == ["mine"]  # type: ignore[union-attr]
+
+
+def test_a_lease_counts_no_more_from_before_its_release_is_sent(slow: Slow) -> None:
+    locks = LockClient(slow, table=TABLE, lease=30)
+    lease = locks.acquire(KEY)
+    left: list[float] = []
+    slow.meanwhile = lambda: left.append(lease.remaining())
+
+    locks.release(lease)
+
+    assert left == [0.0]
+    with pytest.raises(LockLostError, match="it was released"):
+        lease.check()
+
+
+def test_a_release_that_fails_can_be_repeated(slow: Slow) -> None:
+    locks = LockClient(slow, table=TABLE, lease=30)
+    lease = locks.acquire(KEY)
+    slow.failures = 2
+    with pytest.raises(LockUnavailableError):
+        locks.release(lease)
+
+    assert lease.remaining() == 0
+    assert locks.release(lease)
+
+
+def test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back(slow: Slow) -> None:
+    locks = LockClient(slow, table=TABLE, lease=30)
+    core, options = locks._core, ClaimOptions(reentrant=True)
+    first = locks.acquire(KEY, **options)
+    claims = core._claims(KEY, options)
+    handed_out: list[Lease] = []
+
+    def give_back(lease: Lease) -> None:
+        assert lease.term is not None
+        both.wait()
+        if core._given_back_once(lease) is None:
+            lease.term.lose("it was released")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # many switches between threads
+    try:
+        for _ in range(300):
+            lease, both = replace(first, term=Term(lambda: slow.now)), threading.Barrier(2)
+            lease.term.renewed(slow.now, 30_000)  # type: ignore[union-attr]
+            core._held[KEY, core.owner] = _Held(lease)
+            thread = threading.Thread(target=give_back, args=(lease,))
+            thread.start()
+            both.wait()
+            again = core._again(claims, options)
+            thread.join()
+            handed_out += [again] if again is not None else []
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(lease.remaining() for lease in handed_out)
+
+
+# -- limits on settings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skew", [0, 4.9])
+def test_a_clock_skew_too_small_for_the_argument_is_refused(skew: float) -> None:
+    with pytest.raises(LockValueError, match="max_clock_skew must be at least 5 s"):
+        LockClient(None, table="locks", max_clock_skew=skew)
+
+
+@pytest.mark.parametrize("option", ["lease", "release_grace", "min_hold"])
+def test_nothing_lasts_longer_than_a_record_is_kept(option: str) -> None:
+    with pytest.raises(LockValueError, match=f"{option} must be .* at most 604800 s"):
+        LockClient(None, table="locks").try_acquire(KEY, **{option: 8 * 86_400})  # type: ignore[call-overload]
+
+
+# -- a wrong Date -----------------------------------------------------------------------------------------------------
+
+
+def test_a_holder_seen_to_beat_is_not_taken_for_dead_by_a_wrong_date(world: World) -> None:
+    holder, other = Host(world, "holder"), Host(world, "other")
+    holder.take()
+    other.take()
+    world.now += 5.0
+    holder.beat()
+    world.server_off = lambda: 120.0
+
+    assert isinstance(other.take(), Busy)
+    world.now += 31.0
+    assert isinstance(other.take(), Granted), "it has been silent for a lease"
+
+
+def test_a_holder_that_died_long_after_the_last_look_is_taken_over_at_once(world: World) -> None:
+    holder, other = Host(world, "holder"), Host(world, "other")
+    holder.take()
+    other.take()
+    world.now += 25.0
+    holder.beat()
+    world.now += 3600.0
+
+    assert isinstance(other.take(), Granted)

@@ -1,0 +1,123 @@
+"""Rules of which no simulated history shows that they are broken, or one in many thousands.
+
+Each test is named by a mutation in `tests/histories/mutations.py`, under which it has to fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from airflow_dynamo_lock.protocol.effects import Stamp
+from airflow_dynamo_lock.protocol.errors import CapacityMismatchError
+from airflow_dynamo_lock.protocol.model import LockRecord
+from airflow_dynamo_lock.protocol.native import NativeFormat
+from airflow_dynamo_lock.protocol.places import next_number
+from tests.simulation import HOURS, KEY, TABLE, Host, World
+
+_WEEK = 7 * 24 * HOURS
+
+
+@pytest.mark.parametrize(
+    "seen", [None, LockRecord(KEY, 1, 1, {}, token=7)], ids=["no record", "no numbers yet"]
+)
+def test_the_first_number_in_a_queue_is_the_time(seen: LockRecord | None) -> None:
+    """Numbers must grow also where the record was deleted while somebody waited."""
+    stamp = Stamp("v", server_ms=1_800_000_000_000, host_ms=5, at=0.0)
+
+    assert next_number(seen, stamp) == stamp.server_ms + 1  # type: ignore[operator]
+
+
+def test_a_token_from_an_old_estimate_in_set_capacity_is_put_right_by_the_next_grant(world: World) -> None:
+    """The machine was suspended for a week between the stamp and the write."""
+    person = Host(world, "person").start(Host(world, "person").operations.set_capacity(KEY, 3))
+    person.step()
+    assert person.effect is not None, "the write is stamped, and not sent"
+    world.now += _WEEK
+    person.finish()
+
+    granted = Host(world, "client").take(slots=1, capacity=3)
+
+    assert granted.token > world.server_ms - 3000
+
+
+def test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused(world: World) -> None:
+    """Two processes run the same attempt: one takes a slot that came free, the other reclaims the slot of the dead."""
+    for name in ("dead", "alive"):
+        Host(world, name).take(capacity=2)
+    world.now += 45.0
+    Host(world, "alive").beat()
+    late = Host(world, "second").start(
+        Host(world, "second").operations.try_acquire(
+            Host(world, "second").claim("ti", capacity=2), undo=False
+        )
+    )
+    late.step()
+    assert late.effect is not None, "the reclaim is stamped, and not sent"
+    Host(world, "alive").release()
+    Host(world, "first").take("ti", capacity=2)
+
+    late.finish()
+
+    record = world.record()
+    assert record.available + sum(each.slots for each in record.holders.values()) == record.capacity
+
+
+def test_a_late_claim_takes_no_slot_of_another_capacity(world: World) -> None:
+    Host(world, "holder").take(capacity=3)
+    late = Host(world, "late").start(
+        Host(world, "late").operations.try_acquire(Host(world, "late").claim(capacity=3), undo=False)
+    )
+    late.step()
+    assert late.effect is not None, "the write that takes a free slot is stamped, and not sent"
+    Host(world, "holder").release()
+    Host(world, "other").take(capacity=5)
+
+    with pytest.raises(CapacityMismatchError):
+        late.finish()
+
+
+def test_to_lower_the_head_of_a_queue_never_raises_it(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+    world.store(**(world.item() or {}) | {"first": {"S": "0999/000000000000005"}})
+
+    assert host.send(NativeFormat(TABLE).lower(KEY, "0999/000000000000009/late")).refused
+
+
+def test_a_lease_does_not_cool_down_with_a_process_inside(world: World) -> None:
+    """The process entered between the look that found nobody inside and the write."""
+    host = Host(world, "a")
+    host.take(min_hold_ms=60_000)
+    holder = world.record().holders["a"]
+    host.enter("pid-1")
+    holder = replace(holder, version=world.record().holders["a"].version)
+
+    assert host.send(NativeFormat(TABLE).rest(KEY, holder, 50_000, host.stamp())).refused
+
+
+def test_a_token_is_not_put_right_over_one_that_was_granted_since(world: World) -> None:
+    host = Host(world, "a")
+    host.take(capacity=2)
+    seen = world.record()
+    Host(world, "b").take(capacity=2)
+
+    assert host.send(NativeFormat(TABLE).put_right(host.claim(capacity=2), seen, 5, host.stamp())).refused
+
+
+def test_a_claim_leaves_slots_for_those_before_it_in_the_queue(world: World) -> None:
+    host = Host(world, "a")
+    Host(world, "b").take(slots=2, capacity=3)
+
+    write = NativeFormat(TABLE).take_room(host.claim(capacity=3), host.stamp(), world.record(), leave=1)
+
+    assert host.send(write).refused
+
+
+def test_a_place_is_handed_on_only_by_the_process_that_stands_in_it(world: World) -> None:
+    host = Host(world, "a")
+
+    write = NativeFormat(TABLE).hand_place(KEY, "0999/000000000000009/v", "waiting:gone", host.stamp())
+
+    assert host.send(write).refused, "nobody stands there"
