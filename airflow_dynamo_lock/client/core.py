@@ -226,14 +226,13 @@ class ClientCore:
         claims = self._claims(key, options)
         if (again := self._again(claims, options)) is not None:
             return again
-        left = None if timeout is None else seconds("timeout", timeout, zero=True)
-        deadline = math.inf if left is None else monotonic() + left
+        timeout = None if timeout is None else seconds("timeout", timeout, zero=True)
+        begun = now = monotonic()
         while True:
-            now = monotonic()
             granted = yield from self.operations.acquire_all(
                 claims,
                 now=now,
-                timeout=None if left is None else max(0.0, deadline - now),
+                timeout=None if timeout is None else max(0.0, timeout - (now - begun)),
                 poll_interval=seconds("poll_interval", poll_interval),
                 undo=_undoable(options),
                 on_busy=on_busy,
@@ -243,10 +242,11 @@ class ClientCore:
             if lease.remaining() > 0:
                 return lease
             yield from self._give_back_late(lease, options)
-            if monotonic() >= deadline:
+            now = monotonic()
+            if timeout is not None and now - begun >= timeout:
                 raise LockTimeoutError(
                     f"DynamoDB has granted {name_of(lease)}, but its answer came after the lease's end, and after the "
-                    f"{left:g} s to wait for the lock: acquire it with a longer lease."
+                    f"{timeout:g} s to wait for the lock: acquire it with a longer lease."
                 )
             claims = self._claims(key, options)
 
@@ -288,7 +288,12 @@ class ClientCore:
             lease.check()  # once lost, always lost: a heartbeat would only keep others waiting
         change = None
         if duration is not None or data is not None:
-            lease_ms = None if duration is None else _ms(seconds("duration", duration))
+            lease_ms = None
+            if duration is not None:
+                lease_ms = max(
+                    _ms(limits.checked_lease("duration", duration, each.slots, each.capacity))
+                    for each in leases
+                )
             change = Change(lease_ms, limits.checked_map("data", data))
             leases = [replace(each, lease_ms=lease_ms or each.lease_ms) for each in leases]
         outcome = yield from self.operations.heartbeat_all(leases, change=change)
@@ -520,7 +525,8 @@ class ClientCore:
         mode: Mode = options.get("mode", "exclusive")
         slots, capacity = limits.checked_mode(mode, slots, capacity)
         limits.checked_flag("reentrant", options.get("reentrant", False))
-        lease = _or_default("lease", options.get("lease"), self.lease)
+        wanted = options.get("lease")
+        lease = limits.checked_lease("lease", self.lease if wanted is None else wanted, slots, capacity)
         if self.heartbeat is not None:
             limits.checked_heartbeat(self.heartbeat, lease)
         claim = Claim(

@@ -40,8 +40,8 @@ RELEASE_GRACE = 15.0
 
 # The end of the year 9999, epoch milliseconds: what a datetime can show. No lease is as long.
 _LAST_MS = 253_402_300_799_999
-# What a record must not outlive. Any write sets the time of its expiry, whatever other holders' leases are.
-_LONGEST = dict.fromkeys(("lease", "duration", "release_grace", "min_hold"), KEPT)
+# A lock may be kept for that long after its release: no longer than its record.
+_LONGEST = dict.fromkeys(("release_grace", "min_hold"), KEPT)
 # So much of a value an error shows, in characters.
 _SHOWN = 60
 
@@ -59,6 +59,18 @@ def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
             f"{name} must be a finite time, {least} and at most {longest:.10g} s, not {shown(value)} s."
         )
     return float(value)
+
+
+def checked_lease(name: str, value: Seconds, slots: int, capacity: int) -> float:
+    """The length of a lease, in seconds. Beside other holders it is at most `KEPT`: each of them sets the time at which
+    DynamoDB may delete the record, and knows nothing of the lease of another."""
+    lease = seconds(name, value)
+    if slots < capacity and lease > KEPT:
+        raise LockValueError(
+            f"{name} must be at most {KEPT} s for a lock that others may hold at the same time, not {shown(lease)} s: "
+            "DynamoDB may delete the record before; take all slots, or a shorter lease."
+        )
+    return lease
 
 
 def checked_clock_skew(value: Seconds) -> float:

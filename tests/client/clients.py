@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar, cast
+from unittest.mock import patch
 
 import boto3
 from aiobotocore.session import get_session
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockRecord, sdk_config
 from airflow_dynamo_lock.client.core import ClientCore
+from airflow_dynamo_lock.protocol import limits
 from airflow_dynamo_lock.protocol.formats import NATIVE, service_of
 
 T = TypeVar("T")
@@ -22,6 +24,11 @@ TABLE = "locks"
 REGION = "eu-central-1"
 
 _async_session: Any = get_session()  # one for all, because the first client of a session is slow to make
+
+
+def any_clock_skew() -> AbstractContextManager[object]:
+    """Let clients be made with a ``max_clock_skew`` below the bound: an engine here has this machine's clock."""
+    return patch.object(limits, "LEAST_CLOCK_SKEW", 0.0)
 
 
 @asynccontextmanager
@@ -43,7 +50,9 @@ async def async_lock_client(
             follows = await stack.enter_async_context(
                 _async_session.create_client("dynamodbstreams", **settings)
             )
-        yield AsyncLockClient(aws, table=table, streams=follows, **options)
+        with any_clock_skew():
+            client = AsyncLockClient(aws, table=table, streams=follows, **options)
+        yield client
 
 
 @contextmanager
@@ -66,7 +75,9 @@ def lock_client(
         make: Any = boto3.client
         aws = make(service_of(options.get("format", NATIVE)), region_name=REGION, **settings)
         follows = boto3.client("dynamodbstreams", region_name=REGION, **settings) if streams else None
-        yield LockClient(aws, table=table, streams=follows, **options)
+        with any_clock_skew():
+            made = LockClient(aws, table=table, streams=follows, **options)
+        yield made
     else:
         with AsyncClientInThread(endpoint_url, table=table, sdk=sdk, streams=streams, **options) as client:
             yield cast(LockClient, client)

@@ -343,7 +343,7 @@ def test_grants_releases_reclaims_and_losses_are_logged_without_what_is_stored(
     client: LockClient, elsewhere: LockClient, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "airflow_dynamo_lock")
-    dead = elsewhere.acquire(key, lease=0.3, data={"password": "hunter2"})
+    dead = elsewhere.acquire(key, lease=1.5, data={"password": "hunter2"})
     lease = client.acquire(key, timeout=PATIENCE, poll_interval=0.1)
     assert client.release(lease)
     assert not elsewhere.release(dead)

@@ -303,7 +303,16 @@ def test_a_clock_skew_too_small_for_the_argument_is_refused(skew: float) -> None
         LockClient(None, table="locks", max_clock_skew=skew)
 
 
-@pytest.mark.parametrize("option", ["lease", "release_grace", "min_hold"])
+def test_a_lease_beside_others_lasts_no_longer_than_a_record_is_kept() -> None:
+    client = LockClient(None, table="locks", lease=8 * 86_400)
+    for lease in ({}, {"lease": 9 * 86_400}):
+        with pytest.raises(
+            LockValueError, match="lease must be at most 604800 s for a lock that others may hold"
+        ):
+            client.try_acquire(KEY, capacity=2, **lease)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("option", ["release_grace", "min_hold"])
 def test_nothing_lasts_longer_than_a_record_is_kept(option: str) -> None:
     with pytest.raises(LockValueError, match=f"{option} must be .* at most 604800 s"):
         LockClient(None, table="locks").try_acquire(KEY, **{option: 8 * 86_400})  # type: ignore[call-overload]
