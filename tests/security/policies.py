@@ -109,6 +109,8 @@ class Guarded:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
+        if name == "close":
+            return method
         action = self._client.meta.method_to_api_mapping[name]
 
         def call(**params: Any) -> Any:
