@@ -50,8 +50,10 @@ def dynamodb_local() -> Iterator[Engine]:
 
 #: Files that start whole Airflow deployments or many processes: one worker runs them, one after the other.
 ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/chaos/")
+#: Files with long tests that share nothing.
+APART = ("tests/histories/", "tests/cli/test_run.py", "tests/layer/test_guard.py")
 #: They take longest, so they begin first.
-FIRST = (*ALONE, "tests/test_example_dags.py")
+FIRST = (*ALONE, *APART, "tests/test_example_dags.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,10 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """Give each worker a file at a time, as ``--dist loadfile`` does, but all files in `ALONE` to one worker."""
+    """Give each worker a file at a time, as ``--dist loadfile`` does, but all files in `ALONE` to one worker, and each
+    test of `APART` to any."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "alone" if nodeid.startswith(ALONE) else str(super()._split_scope(nodeid))
+        if nodeid.startswith(ALONE):
+            return "alone"
+        return nodeid if nodeid.startswith(APART) else str(super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:

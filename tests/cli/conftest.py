@@ -84,11 +84,16 @@ class Shell:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # without the terminal that the tests may have been started from
-            # Where the tests run in the background, SIGINT is ignored, and what ignores it passes that on.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=heed_signals,
         )
         self.started.append(running)
         return running
+
+
+def heed_signals() -> None:
+    """Where the tests run in the background, or under nohup, these are ignored, and child processes inherit that."""
+    for each in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
 
 
 @contextmanager
@@ -97,6 +102,7 @@ def terminal(shell: Shell, script: str) -> Iterator[int]:
     ours, theirs = pty.openpty()
 
     def take() -> None:
+        heed_signals()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     running = subprocess.Popen(
