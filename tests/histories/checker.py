@@ -474,11 +474,13 @@ class Checker:
         old: Mapping[str, Any] = before["holders"]["M"] if before else {}
         new: Mapping[str, Any] = after["holders"]["M"]
         takes = [name for name in new if name not in old]
+        # Too many dead holders for one write are removed by writes of their own, before somebody takes their place.
+        reclaims = bool(takes) or "#dead0" in params["UpdateExpression"]
         for name, holder in old.items():
             if name not in new:
-                self._gone(process, params, (key, name), holder["M"], taken=bool(takes))
+                self._gone(process, params, (key, name), holder["M"], reclaimed=reclaims)
                 by_hand = process in self.people
-                self._too_early(params, (key, name), holder["M"], taken=bool(takes), by_hand=by_hand)
+                self._too_early(params, (key, name), holder["M"], reclaimed=reclaims, by_hand=by_hand)
             elif new[name] is not holder and not self._acts_for(process, name):
                 self.wrong(f"{process.name} changed the lease {name}, which is not its own")
         for name in takes:
@@ -528,13 +530,13 @@ class Checker:
         at: Place,
         holder: Mapping[str, Any],
         *,
-        taken: bool,
+        reclaimed: bool,
     ) -> None:
         """A lease was removed from the record: of that key, with that id."""
         _, name = at
         if process in self.people:
             self.broken[at] = self.world.now
-        elif taken:
+        elif reclaimed:
             self.reclaimed[at] = self.world.now
             values = params["ExpressionAttributeValues"]
             if holder["version"] not in [value for alias, value in values.items() if "version" in alias]:
@@ -554,11 +556,17 @@ class Checker:
                 self.wrong(f"{process.name} released {name} with {list(holder['inside']['M'])} inside")
 
     def _too_early(
-        self, params: Mapping[str, Any], at: Place, holder: Mapping[str, Any], *, taken: bool, by_hand: bool
+        self,
+        params: Mapping[str, Any],
+        at: Place,
+        holder: Mapping[str, Any],
+        *,
+        reclaimed: bool,
+        by_hand: bool,
     ) -> None:
         """A lock with a `min_hold` is not handed on before its time, unless its holder died or was broken."""
         hold = float(_about(holder).get("hold", 0.0))
-        dead = taken and "resting" not in holder
+        dead = reclaimed and "resting" not in holder
         if (
             not hold
             or dead
