@@ -92,11 +92,11 @@ class Holding:
     # -- keep ---------------------------------------------------------------------------------------------------
 
     def heartbeat(
-        self, key: str, lease_id: str, lease_ms: int, *, within: float | None = None
+        self, key: str, lease_id: str, lease_ms: int, *, until: float | None = None
     ) -> Operation[Renewed | Lost]:
         """Show that the holder lives."""
         outcome = yield from self._beat(
-            key, lease_id, partial(self.format.heartbeat, key, lease_id, lease_ms), within
+            key, lease_id, partial(self.format.heartbeat, key, lease_id, lease_ms), until
         )
         assert not isinstance(outcome, Ending)  # it does not mind
         return outcome
@@ -106,7 +106,7 @@ class Holding:
         key: str,
         lease_id: str,
         write: Callable[[Stamp, str | None], Request],
-        within: float | None,
+        until: float | None,
         *,
         unless_ending: bool = False,
         change: Change | None = None,
@@ -118,17 +118,18 @@ class Holding:
         could not be told from one that arrives late, which would bring an old version back.
 
         :param write: makes it, given a stamp and the version that was seen.
+        :param until: when the caller stops waiting for it, monotonic seconds; None if never.
         :param unless_ending: it is refused once the lease was abandoned, too.
         :param change: what else it writes.
         :raises LockValueError: that would shorten the lease.
         """
         seen: str | None = None
-        first = stamp = self.stamp()
+        stamp = self.stamp()
         if not stamp.answered:
-            yield in_time(self.format.get(key), within)
+            yield in_time(self.format.get(key), _left(until, stamp.at))
             stamp = self.stamp()
         for attempt in range(1, ROUNDS + 1):
-            left = None if within is None else within - (stamp.at - first.at)
+            left = _left(until, stamp.at)
             try:
                 reply: Reply = yield in_time(write(stamp, seen), left)
             except LockConflictError as conflict:
@@ -141,9 +142,7 @@ class Holding:
             if not reply.refused:
                 record = self.format.record(reply.output["Attributes"], reply.server_ms)
                 return Renewed(record.holders[lease_id], stamp.at)
-            if within is not None:
-                left = max(0.0, within - (reply.received_at - first.at))
-            found, _ = yield from self._record_after(key, reply, left)
+            found, _ = yield from self._record_after(key, reply, _left(until, reply.received_at))
             holder = found.holders.get(lease_id) if found is not None else None
             if holder is None or not holder.ours:
                 return Lost(found)
@@ -157,7 +156,7 @@ class Holding:
                     f"shorter ({change.lease_ms / 1000:g} s), since somebody may count on it."
                 )
             seen, stamp = holder.version, self.stamp()
-            if within is not None and stamp.at - first.at >= within:
+            if until is not None and stamp.at >= until:
                 break
         raise LockUnavailableError(
             f"The lease {lease_id} of the lock {key!r} is there, but was written to by others each time that it was "
@@ -166,7 +165,7 @@ class Holding:
         )
 
     def heartbeat_all(
-        self, leases: Sequence[Lease], *, within: float | None = None, change: Change | None = None
+        self, leases: Sequence[Lease], *, until: float | None = None, change: Change | None = None
     ) -> Operation[Renewed | Ending | Lost]:
         """Show that the holder of some leases lives, in one request: `Lost` if one of them is, else `Renewed`, with the
         one that runs out first.
@@ -175,12 +174,12 @@ class Holding:
         :param change: what else is written to each of them; only to one that is not `Ending`.
         """
         if len(leases) > 1:
-            sent_at = yield from self._beat_all(leases, within, change)
+            sent_at = yield from self._beat_all(leases, until, change)
             if sent_at is not None:
                 return Renewed(_as_renewed(min(leases, key=lambda each: each.lease_ms)), sent_at)
         renewed: list[Renewed] = []
         for lease in leases:
-            outcome = yield from self._beat_one(lease, within, change)
+            outcome = yield from self._beat_one(lease, until, change)
             if not isinstance(outcome, Renewed):
                 return outcome
             renewed.append(outcome)
@@ -188,22 +187,23 @@ class Holding:
         return Renewed(first.holder, min(each.sent_at for each in renewed))
 
     def _beat_one(
-        self, lease: Lease, within: float | None, change: Change | None
+        self, lease: Lease, until: float | None, change: Change | None
     ) -> Operation[Renewed | Ending | Lost]:
         named = lease.key, lease.lease_id, lease.lease_ms
         if change is None:
-            return (yield from self.heartbeat(*named, within=within))
+            return (yield from self.heartbeat(*named, until=until))
         write = partial(self.format.heartbeat_unless_ending, *named, change=change)
         return (
-            yield from self._beat(lease.key, lease.lease_id, write, within, unless_ending=True, change=change)
+            yield from self._beat(lease.key, lease.lease_id, write, until, unless_ending=True, change=change)
         )
 
     def _beat_all(
-        self, leases: Sequence[Lease], within: float | None, change: Change | None = None
+        self, leases: Sequence[Lease], until: float | None, change: Change | None = None
     ) -> Operation[float | None]:
         """Beat for leases of which none is ending, in one transaction. When it was sent; None if it is refused."""
-        if not self.stamp().answered:
-            yield in_time(self.format.get(leases[0].key), within)
+        stamp = self.stamp()
+        if not stamp.answered:
+            yield in_time(self.format.get(leases[0].key), _left(until, stamp.at))
         stamps = [self.stamp() for _ in leases]
         writes = [
             self.format.heartbeat_unless_ending(
@@ -212,7 +212,7 @@ class Holding:
             for lease, stamp in zip(leases, stamps, strict=True)
         ]
         try:
-            reply: Reply = yield in_time(self.format.transaction(writes), within)
+            reply: Reply = yield in_time(self.format.transaction(writes), _left(until, stamps[0].at))
         except LockRecordError:
             return None  # one of the records is damaged
         return None if reply.refused else stamps[0].at
@@ -230,12 +230,11 @@ class Holding:
         lease_ms = min(each.lease_ms for each in leases)
         while True:
             yield Sleep(min(pause, term.remaining()))
-            remaining = term.remaining()
-            if remaining <= 0:
+            if term.remaining() <= 0:
                 term.lose("no heartbeat has succeeded in time")
                 return
             try:
-                outcome = yield from self.heartbeat_all(leases, within=remaining)
+                outcome = yield from self.heartbeat_all(leases, until=term.until)
             except LockError as failure:
                 log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(tuple(leases)), failure)
                 pause = min(interval, 1.0)
@@ -297,11 +296,11 @@ class Holding:
             return failure
 
     def enter(
-        self, key: str, lease_id: str, process: str, lease_ms: int, *, within: float | None = None
+        self, key: str, lease_id: str, process: str, lease_ms: int, *, until: float | None = None
     ) -> Operation[Renewed | Ending | Lost]:
         """Note that a guarded process is inside (rule R8)."""
         write = partial(self.format.enter, key, lease_id, process, lease_ms)
-        return (yield from self._beat(key, lease_id, write, within, unless_ending=True))
+        return (yield from self._beat(key, lease_id, write, until, unless_ending=True))
 
     # -- give back ----------------------------------------------------------------------------------------------
 
@@ -399,6 +398,11 @@ class Holding:
         if broken is not None:
             raise broken
         return outcomes
+
+
+def _left(until: float | None, now: float) -> float | None:
+    """The seconds until then, for a request."""
+    return None if until is None else max(0.0, until - now)
 
 
 def _as_renewed(lease: Lease) -> Holder:

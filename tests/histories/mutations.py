@@ -430,7 +430,7 @@ MUTATIONS = {
     # -- the sixteen that were tried on the simulation only ---------------------------------------------------------
     "beat-without-end": Mutation(
         "R4: no heartbeat is waited for longer than the lease lasts",
-        _edited(Operations.keep_alive, ("heartbeat_all(leases, within=remaining)", "heartbeat_all(leases)")),
+        _edited(Operations.keep_alive, ("heartbeat_all(leases, until=term.until)", "heartbeat_all(leases)")),
     ),
     "server-time-from-reply": Mutation(
         "R3: the server's time is counted from when the request was sent",
