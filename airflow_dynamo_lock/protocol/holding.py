@@ -353,6 +353,9 @@ class Holding:
                 if reply.refused:
                     return (yield from self.release(key, lease_id, slots, grace_ms, heard=heard))
                 return Released(holder.hold_until_ms)
+            if not holder.inside and 0 < until_ms <= stamp.best_ms:
+                # The time is over; the first write was refused because its sender did not know the server's time.
+                return (yield from self.release(key, lease_id, slots, grace_ms, heard=heard))
             abandon = partial(self.format.abandon, key, lease_id, grace_ms)
             outcome = yield from self._beat(key, lease_id, abandon, None, unless_ending=True)
             if isinstance(outcome, Ending) or (isinstance(outcome, Renewed) and outcome.holder.inside):

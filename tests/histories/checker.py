@@ -41,13 +41,15 @@ _ALIVE = 7.0
 # By how much a good estimate of the server's time may be off: its servers' clocks, the header's second, two for two
 # writers to differ.
 _ESTIMATES = 10.0
-# Seconds within which a holder is notified of its loss.
-_NOTICE = 1.0
+# Seconds within which a holder is notified of its loss: one by the slowest clock, and some steps of its process.
+_NOTICE = 1.1
 # Seconds by which a `min_hold` may be shorter by true time, plus the difference between two servers' clocks: the
 # seconds of two headers, and the time that an answer takes when the SDK sends the request twice.
 _HOLD_TOLERANCE = 8.0
 # Seconds after the start of the calm from which on every waiter in a live process shows that it is alive.
 _SHOWN = 30.0
+# No entry: its name, when it was written, and when its request was sent.
+_NOWHERE = "", -NEVER, -NEVER
 
 
 class RecordedTerm(Term):
@@ -145,7 +147,8 @@ class LineChecker:
     _signs: dict[Place, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _stood_by: dict[Place, Process] = field(default_factory=dict)
     _stands: dict[Place, float] = field(default_factory=dict)
-    _places: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
+    # The entry of each actor, when it was written, and when its request was sent.
+    _places: dict[tuple[str, str], tuple[str, float, float]] = field(default_factory=dict)
 
     @contextmanager
     def waits(self, who: str) -> Iterator[Callable[[], None]]:
@@ -183,7 +186,9 @@ class LineChecker:
         if after.get("holders", {}).get("M") == {}:
             return  # a process that says good-bye, or whose good-bye arrives late, gives no sign of life
         if "about" in after:
-            self._places[key, _about(after)["actor"]] = entry, self.world.now
+            actor = key, _about(after)["actor"]
+            if self.sent >= self._places.get(actor, _NOWHERE)[2]:  # else a late request, for an earlier entry
+                self._places[actor] = entry, self.world.now, self.sent
             self._stood_by[key, entry] = process
         at = self.world.now
         for sign in (after, *(each["M"] for each in after.get("holders", {}).get("M", {}).values())):
@@ -203,12 +208,12 @@ class LineChecker:
         if after.get("first") != before["first"] and (gap := self._head_passes(key, name, before, after)):
             return gap
         left = int(after["available"]["N"])
-        mine, placed = self._places.get((key, about["actor"]), (None, 0.0))
+        mine, placed, _ = self._places.get((key, about["actor"]), _NOWHERE)
         if placed < self.began.get(about["actor"], 0.0) <= self.sent:
-            mine = None  # of an earlier time
+            mine = ""  # of an earlier time
         for (_, entry), item in self._in_line(key):
             their, place = _about(item), entry.removeprefix(WAITER_ENTRY)
-            if their["actor"] == about["actor"] or (mine is not None and entry > mine):
+            if their["actor"] == about["actor"] or (mine and entry > mine):
                 return None
             if (
                 their["actor"] not in self.waiting
@@ -255,7 +260,7 @@ class LineChecker:
         place = params["ExpressionAttributeValues"].get(":place", {}).get("S")
         for holder in takes.values():
             actor = _about(holder["M"])["actor"]
-            entry, placed = self._places.get((key, actor), ("", -NEVER))
+            entry, placed, _ = self._places.get((key, actor), _NOWHERE)
             if placed >= self.began.get(actor, 0.0) and self._stood_by.get((key, entry)) is process:
                 place = entry.removeprefix(WAITER_ENTRY)
         drawn = int(before["tickets"]["N"]) if "tickets" in before else 0
@@ -278,7 +283,7 @@ class LineChecker:
 
         :param held: the leases that were granted, whose entries it need not have looked at.
         """
-        mine, _ = self._places.get((key, actor), ("", 0.0))
+        mine, *_ = self._places.get((key, actor), _NOWHERE)
         for (_, entry), item in self._in_line(key):
             if (
                 (key, item["lease_id"]["S"]) not in held
@@ -572,6 +577,7 @@ class Checker:
             or dead
             or by_hand
             or self.skew is None
+            or self.world.proxied  # it may go by the wall clock of a host
             or at[1] not in self._heard
             or at not in self.taken
         ):

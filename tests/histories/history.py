@@ -92,6 +92,7 @@ class History:
         self.hold = chance.choice([self.grace, self.grace, 30.0])
         self.poll = 1.0 if races else chance.choice([1.0, 3.0])
         dates = plain or chance.random() < 0.85
+        world.proxied = world.features.undated_processes and dates and not plain and chance.random() < 0.3
         apart = self.skew - 5.0 + world.assumptions.skew
         capacities = dict.fromkeys(self.keys, capacity)
         self.checker = Checker(world, capacities, self.skew - apart / 2 if dates else None, apart=apart)
@@ -434,9 +435,9 @@ class History:
     def _forget(self) -> None:
         """Somebody deletes the record of a lock, as soon as nobody holds it, again and again.
 
-        Not where answers have no ``Date``: the next token is then taken from the host clock of whoever comes next.
+        Not where a process sees no ``Date``: the next token may be taken from the wall clock of its host.
         """
-        if not self.network.dates:
+        if not self.network.dates or self.world.proxied:
             return
         process, key = self.process("person"), self.world.random.choice(self.keys)
         self.checker.people.append(process)
@@ -513,8 +514,12 @@ class History:
         self.actor(process, f"sets the capacity of {key}", set_it())
 
     def _expire(self) -> None:
-        """DynamoDB deletes what has expired, at a moment of its own choosing. DynamoDB Local never does."""
-        if not self.network.dates:
+        """DynamoDB deletes what has expired, at a moment of its own choosing.
+
+        Not where a process sees no ``Date``: the time of expiry, and the next token, may be taken from the wall clock
+        of its host.
+        """
+        if not self.network.dates or self.world.proxied:
             return
         for at, item in list(self.table.items.items()):
             if "expires_at" in item and int(item["expires_at"]["N"]) < BEGIN + self.world.now:

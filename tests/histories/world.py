@@ -126,7 +126,7 @@ class Process:
         self.busy_until = 0.0
         self.ids: set[str] = set()
         self.reaches = self.hears = True
-        self.undated = world.features.undated_processes and world.random.random() < 0.3
+        self.undated = world.proxied and world.random.random() < 0.5
         self.suspended = 0.0
         self.stops: list[tuple[float, float]] = []
         self._ready: deque[Handle] = deque()
@@ -220,6 +220,7 @@ class World:
     :ivar mistakes: errors that nobody has caught.
     :ivar stumbles: how likely a process is to be stopped for a while whenever it looks at its clock.
     :ivar suspends: some of these stops suspend the whole machine.
+    :ivar proxied: some processes reach DynamoDB by a proxy that removes the ``Date`` header from the answers.
     :ivar drawn: when each unique id was drawn, and thus each stamp made, in true time.
     :ivar tell: takes a line of the story, when that is wanted.
     """
@@ -233,6 +234,7 @@ class World:
     processes: list[Process] = field(default_factory=list)
     stumbles: float = 0.0
     suspends: bool = False
+    proxied: bool = False
     drawn: dict[str, float] = field(default_factory=dict)
     tell: Callable[[str], None] | None = None
 

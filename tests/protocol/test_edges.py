@@ -21,7 +21,7 @@ from airflow_dynamo_lock.protocol.errors import (
     LockValueError,
 )
 from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.model import Busy, Granted, Term
+from airflow_dynamo_lock.protocol.model import Busy, Granted, Released, Term
 from tests.simulation import KEY, TABLE, Host, World
 
 #: DynamoDB's limit for the text of an expression, in bytes.
@@ -163,6 +163,61 @@ def test_a_dead_holder_without_a_date_is_found_by_observation(world: World) -> N
     assert isinstance(other.take(), Busy)
     world.now += 31.0
     assert isinstance(other.take(), Granted)
+
+
+def test_forget_without_a_date_goes_by_the_hosts_clock(world: World) -> None:
+    """So the hosts' clocks have to be right where a record is deleted (docs/protocol.md)."""
+    first = undated(world, 2.0)
+    told = first.take().token
+    first.release()
+    waited = world.now
+
+    assert undated(world, -2.0).run(undated(world, -2.0).operations.forget(KEY))
+
+    assert world.now - waited > 10.0
+    assert undated(world, -2.0).take("next").token > told
+
+
+# -- a lock that is held for a while --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wall_clock_off", [-3600.0, 3600.0])
+def test_min_hold_is_kept_by_a_process_whose_first_request_is_the_release(
+    world: World, wall_clock_off: float
+) -> None:
+    holder = Host(world, "holder")
+    holder.take(min_hold_ms=20_000)
+    world.now += 5.0
+
+    outcome = Host(world, "another process", wall_clock_off).release("holder")
+
+    assert isinstance(outcome, Released)
+    assert outcome.hold_until_ms is not None
+    world.now += 13.0
+    assert isinstance(Host(world, "other").take(), Busy)
+
+
+@pytest.mark.parametrize("wall_clock_off", [-3600.0, 3600.0])
+def test_a_first_request_releases_a_lock_that_was_held_long_enough(
+    world: World, wall_clock_off: float
+) -> None:
+    Host(world, "holder").take(min_hold_ms=20_000)
+    world.now += 22.0
+    requests = len(world.sent)
+
+    assert Host(world, "another process", wall_clock_off).release("holder") == Released()
+
+    assert world.record().holders == {}
+    assert len(world.sent) == requests + 2, "it asks for the server's time"
+
+
+def test_a_first_request_releases_a_lock_without_min_hold_at_once(world: World) -> None:
+    Host(world, "holder").take()
+    requests = len(world.sent)
+
+    assert Host(world, "another process", 3600.0).release("holder") == Released()
+
+    assert len(world.sent) == requests + 1
 
 
 # -- answers that come late -------------------------------------------------------------------------------------------
