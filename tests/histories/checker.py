@@ -36,11 +36,12 @@ from tests.histories.expressions import Item
 from tests.histories.world import BEGIN, Process, World
 
 NEVER = float("inf")
-# For how long after a sign of life, its own or its process's, no clock makes a waiter dead; seconds.
-_ALIVE = 7.0
-# By how much a good estimate of the server's time may be off: its servers' clocks, the header's second, two for two
-# writers to differ.
-_ESTIMATES = 10.0
+# For how long after a sign of life, its own or its process's, no clock makes a waiter dead, seconds: at most, and by how
+# much less the difference between two servers' clocks makes it. The queue makes no allowance for that difference.
+_ALIVE, _SIGN = 7.0, 12.0
+# By how much a good estimate of the server's time may be off, beside the difference between two servers' clocks: the
+# header's second, two for two writers to differ, two for a clock that runs too fast or too slow.
+_ESTIMATES = 5.0
 # Seconds within which a holder is notified of its loss: one by the slowest clock, and some steps of its process.
 _NOTICE = 1.1
 # Seconds by which a `min_hold` may be shorter by true time, plus the difference between two servers' clocks: the
@@ -127,6 +128,7 @@ class LineChecker:
     :ivar calm: when the calm began.
     :ivar moved: when the head of each queue was last changed.
     :ivar drew: when a number was last drawn in the queue of each lock.
+    :ivar apart: seconds by which two servers' clocks may differ.
     """
 
     world: World
@@ -140,12 +142,14 @@ class LineChecker:
     calm: float = NEVER
     drew: dict[str, float] = field(default_factory=dict)
     moved: dict[str, float] = field(default_factory=dict)
+    apart: float = 0.0
     _heads: dict[tuple[object, str], str | None] = field(default_factory=dict)
     _looked: dict[tuple[object, str], float] = field(default_factory=dict)
     _looks: dict[tuple[object, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     # From when on each was there to be seen, and until when it counts.
     _signs: dict[Place, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _stood_by: dict[Place, Process] = field(default_factory=dict)
+    _of: dict[Place, str] = field(default_factory=dict)
     _stands: dict[Place, float] = field(default_factory=dict)
     # The entry of each actor, when it was written, and when its request was sent.
     _places: dict[tuple[str, str], tuple[str, float, float]] = field(default_factory=dict)
@@ -190,11 +194,12 @@ class LineChecker:
             if self.sent >= self._places.get(actor, _NOWHERE)[2]:  # else a late request, for an earlier entry
                 self._places[actor] = entry, self.world.now, self.sent
             self._stood_by[key, entry] = process
+            self._of[key, entry] = after["lease_id"]["S"]
         at = self.world.now
         for sign in (after, *(each["M"] for each in after.get("holders", {}).get("M", {}).values())):
             if "renewed_at" in sign:
                 at = min(at, int(sign["renewed_at"]["N"]) / 1000 - BEGIN)
-        self._signs[key, entry].append((self.world.now, at + _ALIVE))
+        self._signs[key, entry].append((self.world.now, at + min(_ALIVE, _SIGN - self.apart)))
 
     def overtaken(self, key: str, name: str, before: Item | None, after: Item) -> str | None:
         """Who, alive and in sight, should have had the lock that was just taken."""
@@ -258,9 +263,11 @@ class LineChecker:
         """A number that was drawn after those that the sender knows of, when it clears the head of the queue: who drew
         it may be on the way to its place."""
         place = params["ExpressionAttributeValues"].get(":place", {}).get("S")
-        for holder in takes.values():
+        for name, holder in takes.items():
             actor = _about(holder["M"])["actor"]
             entry, placed, _ = self._places.get((key, actor), _NOWHERE)
+            if self._of.get((key, entry)) != name:
+                continue  # of an earlier claim of the same caller
             if placed >= self.began.get(actor, 0.0) and self._stood_by.get((key, entry)) is process:
                 place = entry.removeprefix(WAITER_ENTRY)
         drawn = int(before["tickets"]["N"]) if "tickets" in before else 0
@@ -312,6 +319,9 @@ class LineChecker:
 
     def _alive_since(self, key: str, entry: str, item: Item, since: float) -> bool:
         """Whether nobody could have taken it for dead since then, by any clock."""
+        alive = min(_ALIVE, _SIGN - self.apart)
+        if alive <= 0:
+            return False
         actor = _about(item)["actor"]
         process = self.processes.get(actor) if actor in self.waiting else None
         if since > self.calm + _SHOWN and self._stands[key, entry] < since and process is not None:
@@ -372,7 +382,7 @@ class Checker:
     _undone: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.line = LineChecker(self.world)
+        self.line = LineChecker(self.world, apart=self.apart)
 
     def wrong(self, what: str) -> None:
         self.world.story(f"VIOLATION: {what}")
@@ -555,7 +565,7 @@ class Checker:
             if self.line.sent > self.calm:
                 self._undone.setdefault(name, self.world.now)
             told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
-            if abs(told - self.world.now) < _ESTIMATES:
+            if abs(told - self.world.now) < _ESTIMATES + self.apart:
                 self.given_back[at] = self.world.now
             if holder["inside"]["M"]:
                 self.wrong(f"{process.name} released {name} with {list(holder['inside']['M'])} inside")
@@ -583,7 +593,7 @@ class Checker:
         ):
             return
         told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
-        if not self.world.features.hold_by_server_time and abs(told - self.world.now) > _ESTIMATES:
+        if not self.world.features.hold_by_server_time and abs(told - self.world.now) > _ESTIMATES + self.apart:
             return
         earliest = self.taken[at][0] + hold - self.apart - _HOLD_TOLERANCE
         if self.world.now < earliest:
@@ -617,7 +627,7 @@ class Checker:
         """A lease that was given back is not taken again by a write that was made before. (One that carries a wrong
         clock's time cannot be told from a later one.)"""
         taken = int(holder["acquired_at"]["N"]) / 1000 - BEGIN
-        if self.skew is not None and taken < self.given_back.get(at, -NEVER) - _ESTIMATES:
+        if self.skew is not None and taken < self.given_back.get(at, -NEVER) - _ESTIMATES - self.apart:
             self.wrong(f"{at[1]} was given back at {self.given_back[at]:.3f}, and has come back")
 
     def _acts_for(self, process: Process, lease_id: str) -> bool:
@@ -656,8 +666,8 @@ class Checker:
             except LockRecordError as damaged:
                 self.wrong(str(damaged))
                 continue
-            for name in record.holders:
-                undone = self._undone.get(name, -NEVER)
+            for name, holder in record.holders.items():
+                undone = -NEVER if holder.resting else self._undone.get(name, -NEVER)
                 if self.taken.get((key, name), (NEVER, 0))[0] < undone:
                     self.wrong(f"{name} was given back at {undone:.3f}, and still holds {key}")
 
