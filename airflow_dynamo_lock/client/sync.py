@@ -456,9 +456,7 @@ class LockClient:
 
     # -- how operations are carried out -------------------------------------------------------------------------
 
-    def _run(
-        self, operation: Operation[T], sleep: Callable[[float, float], None] | None = None
-    ) -> T:
+    def _run(self, operation: Operation[T], sleep: Callable[[float, float], None] | None = None) -> T:
         operation = self._core.format.carry_out(operation)
         process = os.getpid()
         place: _Place | None = None

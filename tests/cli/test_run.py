@@ -339,7 +339,9 @@ def test_what_leaves_the_group_outlives_the_command(shell: Shell, locks: LockCli
 def test_a_lease_that_is_lost_before_the_command_begins_runs_nothing(
     shell: Shell, locks: LockClient, key: str, tmp_path: Path
 ) -> None:
-    result = shell.run("run", "--no-wait", "--lease-duration", "0.001", key, "--", "touch", str(tmp_path / "trace"))
+    result = shell.run(
+        "run", "--no-wait", "--lease-duration", "0.001", key, "--", "touch", str(tmp_path / "trace")
+    )
     assert result.returncode == 3
     assert "its answer came after the lease's end" in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -36,8 +36,8 @@ from tests.histories.expressions import Item
 from tests.histories.world import BEGIN, Process, World
 
 NEVER = float("inf")
-# For how long after a sign of life, its own or its process's, no clock makes a waiter dead, seconds: at most, and by how
-# much less the difference between two servers' clocks makes it. The queue makes no allowance for that difference.
+# For how long after a sign of life, its own or its process's, no clock makes a waiter dead, seconds: at most, and before
+# the difference between two servers' clocks is taken off, for which the queue makes no allowance.
 _ALIVE, _SIGN = 7.0, 12.0
 # By how much a good estimate of the server's time may be off, beside the difference between two servers' clocks: the
 # header's second, two for two writers to differ, two for a clock that runs too fast or too slow.
@@ -378,6 +378,8 @@ class Checker:
     stamped: dict[Place, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     line: LineChecker = field(init=False)
     _heard: set[str] = field(default_factory=set)
+    # Leases given back whose time the record shows, as the server knows it.
+    _guarded: set[Place] = field(default_factory=set)
     # Leases released in calm weather, one lock of a set at least.
     _undone: dict[str, float] = field(default_factory=dict)
 
@@ -407,7 +409,7 @@ class Checker:
         valid = lease.term.lost is None and process.true(lease.term.until) > here
         self.grants.append(Grant(lease.key, lease.lease_id, lease.token, begun, here, valid))
         self._heard.add(lease.lease_id)
-        if not valid and self.world.features.valid_when_granted:
+        if not valid:
             self.wrong(f"{process.name} was given {lease.lease_id}, whose time had run out")
         self.world.story(f"holds {lease.key} as {lease.lease_id}, token {lease.token}", process)
 
@@ -432,7 +434,7 @@ class Checker:
         finally:
             if process.alive:  # else it is cleared away, long after its death
                 belief.left = process.here
-                if inside or not self.world.features.release_ends_belief:
+                if inside:
                     belief.end = process.here
                 self.world.story(f"works no more under {lease.lease_id}", process)
 
@@ -495,9 +497,15 @@ class Checker:
             if name not in new:
                 self._gone(process, params, (key, name), holder["M"], reclaimed=reclaims)
                 by_hand = process in self.people
-                self._too_early(params, (key, name), holder["M"], reclaimed=reclaims, by_hand=by_hand)
+                self._too_early((key, name), holder["M"], reclaimed=reclaims, by_hand=by_hand)
             elif new[name] is not holder and not self._acts_for(process, name):
                 self.wrong(f"{process.name} changed the lease {name}, which is not its own")
+        vacated = int(after["vacated_at"]["N"]) / 1000 - BEGIN if "vacated_at" in after else NEVER
+        if vacated < self.world.now - _ESTIMATES - self.apart and after["vacated_at"] != (before or {}).get(
+            "vacated_at"
+        ):
+            # By a process that does not know the server's time: what was given back before it may come back.
+            self._guarded = {at for at in self._guarded if at[0] != key}
         for name in takes:
             self._comes_back((key, name), new[name]["M"])
             self.taken[key, name] = self.world.now, int(after["capacity"]["N"])
@@ -567,18 +575,11 @@ class Checker:
             told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
             if abs(told - self.world.now) < _ESTIMATES + self.apart:
                 self.given_back[at] = self.world.now
+                self._guarded.add(at)
             if holder["inside"]["M"]:
                 self.wrong(f"{process.name} released {name} with {list(holder['inside']['M'])} inside")
 
-    def _too_early(
-        self,
-        params: Mapping[str, Any],
-        at: Place,
-        holder: Mapping[str, Any],
-        *,
-        reclaimed: bool,
-        by_hand: bool,
-    ) -> None:
+    def _too_early(self, at: Place, holder: Mapping[str, Any], *, reclaimed: bool, by_hand: bool) -> None:
         """A lock with a `min_hold` is not handed on before its time, unless its holder died or was broken."""
         hold = float(_about(holder).get("hold", 0.0))
         dead = reclaimed and "resting" not in holder
@@ -591,9 +592,6 @@ class Checker:
             or at[1] not in self._heard
             or at not in self.taken
         ):
-            return
-        told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
-        if not self.world.features.hold_by_server_time and abs(told - self.world.now) > _ESTIMATES + self.apart:
             return
         earliest = self.taken[at][0] + hold - self.apart - _HOLD_TOLERANCE
         if self.world.now < earliest:
@@ -627,7 +625,11 @@ class Checker:
         """A lease that was given back is not taken again by a write that was made before. (One that carries a wrong
         clock's time cannot be told from a later one.)"""
         taken = int(holder["acquired_at"]["N"]) / 1000 - BEGIN
-        if self.skew is not None and taken < self.given_back.get(at, -NEVER) - _ESTIMATES - self.apart:
+        if (
+            at in self._guarded
+            and self.skew is not None
+            and taken < self.given_back.get(at, -NEVER) - _ESTIMATES - self.apart
+        ):
             self.wrong(f"{at[1]} was given back at {self.given_back[at]:.3f}, and has come back")
 
     def _acts_for(self, process: Process, lease_id: str) -> bool:
@@ -680,12 +682,7 @@ class Checker:
         until = min(lost, belief.left, self.world.now)
         if runs_out + _NOTICE >= until:
             return
-        stopped = 0.0
-        for begin, end in process.stops:
-            delays = end > runs_out - belief.lease.lease_ms / 1000 and begin < until
-            if delays and not self.world.features.told_on_waking:
-                return
-            stopped += max(0.0, min(end, until) - max(begin, runs_out))
+        stopped = sum(max(0.0, min(end, until) - max(begin, runs_out)) for begin, end in process.stops)
         if until - runs_out - stopped > _NOTICE:
             self.wrong(
                 f"{belief.lease.lease_id} ran out at {runs_out:.3f}, and {process.name} was not told until {until:.3f}"

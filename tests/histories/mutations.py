@@ -14,7 +14,7 @@ import textwrap
 from asyncio import get_running_loop
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,7 +26,6 @@ from airflow_dynamo_lock.protocol.line import Line
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.operations import Operations
 from airflow_dynamo_lock.protocol.staleness import Observer
-from tests.histories.world import FEATURES, Features
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,12 @@ class Mutation:
     :ivar rule: what it breaks.
     :ivar seed: of a history that shows it. The next change of the simulation may need another.
     :ivar test: the unit test that fails under it, where no history shows it, or one in many thousands.
-    :ivar features: features of the simulation that it needs.
     """
 
     rule: str
     patches: Callable[[], list[Any]]
     seed: int = 0
     test: str | None = None
-    features: Features = field(default_factory=Features)
 
 
 def _edited(function: Callable[..., Any], *edits: tuple[str, str]) -> Callable[[], list[Any]]:
@@ -425,7 +422,6 @@ MUTATIONS = {
     "believes-while-releasing": Mutation(
         "R4: a holder stops believing in its lease before it sends the release",
         _patched(ClientCore, "give_back", _believe_until_answered),
-        features=Features(release_ends_belief=True),
     ),
     # -- the sixteen that were tried on the simulation only ---------------------------------------------------------
     "beat-without-end": Mutation(
@@ -637,6 +633,4 @@ def spoilt(mutation: str | None) -> Iterator[None]:
         if mutation is not None:
             for each in MUTATIONS[mutation].patches():
                 stack.enter_context(each)
-            FEATURES.append(MUTATIONS[mutation].features)
-            stack.callback(FEATURES.pop)
         yield
