@@ -266,7 +266,7 @@ class LineChecker:
         for name, holder in takes.items():
             actor = _about(holder["M"])["actor"]
             entry, placed, _ = self._places.get((key, actor), _NOWHERE)
-            if self._of.get((key, entry)) != name:
+            if (key, entry) not in self.items or self._of.get((key, entry)) != name:
                 continue  # of an earlier claim of the same caller
             if placed >= self.began.get(actor, 0.0) and self._stood_by.get((key, entry)) is process:
                 place = entry.removeprefix(WAITER_ENTRY)
