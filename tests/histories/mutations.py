@@ -305,7 +305,8 @@ MUTATIONS = {
     "keeper-keeps-abandoned": Mutation(
         "R8: nobody keeps a lease alive that was abandoned, but the processes inside",
         _rewritten("heartbeat_unless_ending", (r" AND attribute_not_exists\(#holders\.#me\.#ending\)", "")),
-        seed=40,
+        test="tests/protocol/test_keep.py"
+        "::test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it",
     ),
     "dead-unseen-by-poller": Mutation(
         "R11: waiters are woken for the slots of the dead",
