@@ -39,7 +39,7 @@ from airflow_dynamo_lock.protocol.model import (
     alike,
 )
 from airflow_dynamo_lock.protocol.native import NO_LINE, Turn
-from airflow_dynamo_lock.protocol.places import mark_after, next_number, number_of, place_of
+from airflow_dynamo_lock.protocol.places import in_class, mark_after, next_number, number_of, place_of
 from airflow_dynamo_lock.protocol.staleness import Observer
 
 if TYPE_CHECKING:
@@ -524,12 +524,15 @@ def _turn(record: LockRecord | None, mine: Waiter | None, ahead: list[Waiter], f
         values = {":seen_first": record.first}
     if ahead:
         return Turn(condition, "", values)
+    # Whether nobody has drawn a number meanwhile. A record that was forgotten and made anew does not know that any were
+    # drawn.
+    drawn = "#tickets = :tickets" if record.tickets else "attribute_not_exists(#tickets)"
+    none_drawn = Turn(f"{condition} AND {drawn}", following, {**values, ":tickets": record.tickets})
+    if following is not None and mine is not None and in_class(following) > in_class(mine.place):
+        return none_drawn  # a number of a more urgent waiter would be for a place before the following one
     if following is not None:
         return Turn(condition, following, values)
     if mine is not None and record.tickets > number_of(mine.place):
         # Who has drawn the next number may be on the way to the place.
         return Turn(condition, mark_after(mine.place), values)
-    # The line ends with the one who takes the lock, if nobody has drawn a number meanwhile. A record that was forgotten
-    # and made anew does not know that any were drawn.
-    drawn = "#tickets = :tickets" if record.tickets else "attribute_not_exists(#tickets)"
-    return Turn(f"{condition} AND {drawn}", None, {**values, ":tickets": record.tickets})
+    return none_drawn  # the line ends with the one who takes the lock

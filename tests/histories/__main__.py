@@ -130,7 +130,14 @@ def fail(mutations: Sequence[str]) -> int:
             del sys.modules[name]  # the test is to import what the mutation has changed
         with spoilt(mutation):
             outcome = pytest.main(
-                ["--quiet", "--exitfirst", "--tb=no", "-p", "no:cacheprovider", MUTATIONS[mutation].test or ""]
+                [
+                    "--quiet",
+                    "--exitfirst",
+                    "--tb=no",
+                    "-p",
+                    "no:cacheprovider",
+                    MUTATIONS[mutation].test or "",
+                ]
             )
         if outcome != pytest.ExitCode.TESTS_FAILED:
             passed.append(mutation)

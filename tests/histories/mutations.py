@@ -494,7 +494,9 @@ MUTATIONS = {
     # -- found by asking of each condition and comparison in `protocol` what would notice that it is gone -----------
     "first-seen-when-asked": Mutation(
         "R3: silence is counted from when the first answer arrived",
-        _edited(Observer.see, ("_Seen(holder.version, reply.received_at,", "_Seen(holder.version, reply.sent_at,")),
+        _edited(
+            Observer.see, ("_Seen(holder.version, reply.received_at,", "_Seen(holder.version, reply.sent_at,")
+        ),
         test="tests/protocol/test_staleness.py"
         "::test_silence_counts_from_when_the_first_answer_arrived_to_when_the_last_question_was_sent",
     ),
@@ -630,6 +632,13 @@ MUTATIONS = {
         "`min_hold`: a first request does not go by its host's clock",
         _edited(NativeFormat.release, ("if stamp.answered", "if True")),
         test="tests/protocol/test_edges.py::test_min_hold_is_kept_by_a_process_whose_first_request_is_the_release",
+    ),
+    "head-passes-the-late": Mutation(
+        "the queue: a grant does not move the head past a waiter that has just come",
+        _edited(line._turn, ("in_class(following) > in_class(mine.place)", "False")),
+        seed=2074,
+        test="tests/protocol/test_edges.py"
+        "::test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come",
     ),
     "grant-handed-out-late": Mutation(
         "R4: `acquire` returns no lease that has run out",

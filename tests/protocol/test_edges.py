@@ -22,6 +22,7 @@ from airflow_dynamo_lock.protocol.errors import (
 )
 from airflow_dynamo_lock.protocol.limits import SHARED
 from airflow_dynamo_lock.protocol.model import Busy, Granted, Released, Term
+from tests.protocol.test_line import waiting, woken
 from tests.simulation import KEY, TABLE, Host, World
 
 #: DynamoDB's limit for the text of an expression, in bytes.
@@ -347,6 +348,29 @@ def test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back(
     finally:
         sys.setswitchinterval(interval)
     assert all(lease.remaining() for lease in handed_out)
+
+
+# -- the head of a queue --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("priority", [0, -1, -5])
+def test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come(world: World, priority: int) -> None:
+    """The next in the queue is less urgent, so the place of a new waiter may be before it."""
+    holder, first, last, new = (Host(world, name) for name in ("holder", "first", "last", "new"))
+    holder.take()
+    one = waiting(first)
+    waiting(last, priority=-5)
+    holder.release()
+    one.step().step()  # it has seen the queue, and is about to take the lock
+    waiting(new, priority=priority)
+
+    assert woken(one) is not None
+
+    queue = holder.run(holder.line.everybody(KEY))
+    assert [each.owner for each in queue] == (["new", "last"] if priority > -5 else ["last", "new"])
+    head = world.record().first
+    assert head is not None
+    assert head <= queue[0].place
 
 
 # -- limits on settings -----------------------------------------------------------------------------------------------
