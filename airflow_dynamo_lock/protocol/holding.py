@@ -89,6 +89,17 @@ class Holding:
         reply = yield write(self.stamp())
         return reply
 
+    def _fresh_stamp(self, key: str, most_ms: int, until: float | None) -> Operation[Stamp]:
+        """A stamp by a server time that is not too old. If it is, as after a night's sleep of the machine, ask first:
+        the host's clock may have drifted by a tenth of the time since, and an early stamp makes a living holder look
+        dead.
+
+        :param most_ms: how old it may be. A holder does without a tenth of its lease, so it may be as old as a lease.
+        """
+        while not (stamp := self.stamp()).is_fresh(most_ms):
+            yield in_time(self.format.get(key), _left(until, stamp.at))
+        return stamp
+
     # -- keep ---------------------------------------------------------------------------------------------------
 
     def heartbeat(
@@ -96,7 +107,7 @@ class Holding:
     ) -> Operation[Renewed | Lost]:
         """Show that the holder lives."""
         outcome = yield from self._beat(
-            key, lease_id, partial(self.format.heartbeat, key, lease_id, lease_ms), until
+            key, lease_id, lease_ms, partial(self.format.heartbeat, key, lease_id, lease_ms), until
         )
         assert not isinstance(outcome, Ending)  # it does not mind
         return outcome
@@ -105,6 +116,7 @@ class Holding:
         self,
         key: str,
         lease_id: str,
+        lease_ms: int,
         write: Callable[[Stamp, str | None], Request],
         until: float | None,
         *,
@@ -115,8 +127,10 @@ class Holding:
         compare with, it is written again with a fresh stamp, against the version that the refusal showed.
 
         A process that has had no answer yet asks before it writes, to learn the server's time: a write without a stamp
-        could not be told from one that arrives late, which would bring an old version back.
+        could not be told from one that arrives late, which would bring an old version back. So does one whose last
+        answer is older than the lease.
 
+        :param lease_ms: how long the lease lasts after it.
         :param write: makes it, given a stamp and the version that was seen.
         :param until: when the caller stops waiting for it, monotonic seconds; None if never.
         :param unless_ending: it is refused once the lease was abandoned, too.
@@ -124,10 +138,7 @@ class Holding:
         :raises LockValueError: that would shorten the lease.
         """
         seen: str | None = None
-        stamp = self.stamp()
-        if not stamp.answered:
-            yield in_time(self.format.get(key), _left(until, stamp.at))
-            stamp = self.stamp()
+        stamp = yield from self._fresh_stamp(key, lease_ms, until)
         for attempt in range(1, ROUNDS + 1):
             left = _left(until, stamp.at)
             try:
@@ -137,7 +148,7 @@ class Holding:
                 if conflict.maybe_applied or attempt == ROUNDS or (left is not None and left <= pause):
                     raise
                 yield Sleep(pause)
-                stamp = self.stamp()
+                stamp = yield from self._fresh_stamp(key, lease_ms, until)
                 continue
             if not reply.refused:
                 record = self.format.record(reply.output["Attributes"], reply.server_ms)
@@ -155,7 +166,8 @@ class Holding:
                     f"The lease {lease_id} of the lock {key!r} lasts {holder.lease_ms / 1000:g} s and cannot be made "
                     f"shorter ({change.lease_ms / 1000:g} s), since somebody may count on it."
                 )
-            seen, stamp = holder.version, self.stamp()
+            seen = holder.version
+            stamp = yield from self._fresh_stamp(key, lease_ms, until)
             if until is not None and stamp.at >= until:
                 break
         raise LockUnavailableError(
@@ -193,18 +205,18 @@ class Holding:
         if change is None:
             return (yield from self.heartbeat(*named, until=until))
         write = partial(self.format.heartbeat_unless_ending, *named, change=change)
-        return (
-            yield from self._beat(lease.key, lease.lease_id, write, until, unless_ending=True, change=change)
-        )
+        return (yield from self._beat(*named, write, until, unless_ending=True, change=change))
 
     def _beat_all(
         self, leases: Sequence[Lease], until: float | None, change: Change | None = None
     ) -> Operation[float | None]:
         """Beat for leases of which none is ending, in one transaction. When it was sent; None if it is refused."""
-        stamp = self.stamp()
-        if not stamp.answered:
-            yield in_time(self.format.get(leases[0].key), _left(until, stamp.at))
-        stamps = [self.stamp() for _ in leases]
+        most_ms = min(each.lease_ms for each in leases)
+        while True:
+            yield from self._fresh_stamp(leases[0].key, most_ms, until)
+            stamps = [self.stamp() for _ in leases]
+            if all(each.is_fresh(most_ms) for each in stamps):
+                break
         writes = [
             self.format.heartbeat_unless_ending(
                 lease.key, lease.lease_id, lease.lease_ms, stamp, change=change or Change()
@@ -300,7 +312,7 @@ class Holding:
     ) -> Operation[Renewed | Ending | Lost]:
         """Note that a guarded process is inside (rule R8)."""
         write = partial(self.format.enter, key, lease_id, process, lease_ms)
-        return (yield from self._beat(key, lease_id, write, until, unless_ending=True))
+        return (yield from self._beat(key, lease_id, lease_ms, write, until, unless_ending=True))
 
     # -- give back ----------------------------------------------------------------------------------------------
 
@@ -357,7 +369,7 @@ class Holding:
                 # The time is over; the first write was refused because its sender did not know the server's time.
                 return (yield from self.release(key, lease_id, slots, grace_ms, heard=heard))
             abandon = partial(self.format.abandon, key, lease_id, grace_ms)
-            outcome = yield from self._beat(key, lease_id, abandon, None, unless_ending=True)
+            outcome = yield from self._beat(key, lease_id, grace_ms, abandon, None, unless_ending=True)
             if isinstance(outcome, Ending) or (isinstance(outcome, Renewed) and outcome.holder.inside):
                 return Abandoned(outcome.holder)
             if isinstance(outcome, Renewed):

@@ -49,6 +49,8 @@ _NOTICE = 1.1
 _HOLD_TOLERANCE = 8.0
 # Seconds after the start of the calm from which on every waiter in a live process shows that it is alive.
 _SHOWN = 30.0
+# Seconds that the undo of a set takes, which goes on key by key. A claim that arrives meanwhile is undone in part.
+_UNDO = 0.1
 # No entry: its name, when it was written, and when its request was sent.
 _NOWHERE = "", -NEVER, -NEVER
 
@@ -129,9 +131,11 @@ class LineChecker:
     :ivar moved: when the head of each queue was last changed.
     :ivar drew: when a number was last drawn in the queue of each lock.
     :ivar apart: seconds by which two servers' clocks may differ.
+    :ivar numbers: when each number was drawn in the queue of each lock.
     """
 
     world: World
+    numbers: dict[tuple[str, int], float] = field(default_factory=dict)
     items: Mapping[Place, Item] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
     began: dict[str, float] = field(default_factory=dict)
@@ -210,7 +214,9 @@ class LineChecker:
         head = self._heads.get((self.sender, key))
         if look is not None and head is not None and before["first"]["S"] < head:
             return "whoever lowered the head of the queue since that looked"
-        if after.get("first") != before["first"] and (gap := self._head_passes(key, name, before, after)):
+        if after.get("first") != before["first"] and (
+            gap := self._head_passes(key, name, before, after, self.sent if look is None else look)
+        ):
             return gap
         left = int(after["available"]["N"])
         mine, placed, _ = self._places.get((key, about["actor"]), _NOWHERE)
@@ -237,10 +243,11 @@ class LineChecker:
                 return f"{their['actor']} in {place}"
         return None
 
-    def _head_passes(self, key: str, name: str, before: Item, after: Item) -> str | None:
+    def _head_passes(self, key: str, name: str, before: Item, after: Item, look: float) -> str | None:
         """A living waiter that the head of the queue now leaves behind, although it is not the one that took the lock.
 
-        Nobody may be passed but the dead, and those that have drawn a number and not taken their place in time.
+        Nobody may be passed but the dead, and those that had drawn a number and not taken their place at the time of
+        the `look`.
         """
         first = after["first"]["S"] if "first" in after else "~"
         mine = _about(after["holders"]["M"][name]["M"])["actor"]
@@ -251,6 +258,9 @@ class LineChecker:
                 and their["actor"] != mine
                 and their["actor"] in self.waiting
                 and item["lease_id"]["S"] not in after["holders"]["M"]
+                and (
+                    self._stands[key, entry] <= look or look < self.numbers.get((key, number_of(place)), look)
+                )
                 and self._stands[key, entry] < self.sent - 4.0
                 and self._alive_since(key, entry, item, self.sent - 4.0)
             ):
@@ -535,6 +545,8 @@ class Checker:
                 )
         if before is None or before.get("tickets") != after.get("tickets"):
             self.line.drew[key] = self.world.now
+            if "tickets" in after:
+                self.line.numbers[key, int(after["tickets"]["N"])] = self.world.now
         alone = before is not None and old and int(before["capacity"]["N"]) in ONE_OR_ALL
         if alone and "fixed" in after and "fixed" not in (before or ()):
             self.wrong(f"{process.name} set the capacity of {key}, which somebody held alone")
@@ -624,7 +636,8 @@ class Checker:
     def _comes_back(self, at: Place, holder: Mapping[str, Any]) -> None:
         """A lease that was given back is not taken again by a write that was made before. (One that carries a wrong
         clock's time cannot be told from a later one.)"""
-        taken = int(holder["acquired_at"]["N"]) / 1000 - BEGIN
+        stamped = self.world.drawn.get(holder["version"]["S"], -NEVER)
+        taken = max(stamped, int(holder["acquired_at"]["N"]) / 1000 - BEGIN)
         if (
             at in self._guarded
             and self.skew is not None
@@ -670,7 +683,7 @@ class Checker:
                 continue
             for name, holder in record.holders.items():
                 undone = -NEVER if holder.resting else self._undone.get(name, -NEVER)
-                if self.taken.get((key, name), (NEVER, 0))[0] < undone:
+                if self.taken.get((key, name), (NEVER, 0))[0] < undone - _UNDO:
                     self.wrong(f"{name} was given back at {undone:.3f}, and still holds {key}")
 
     def _told_in_time(self, belief: Belief) -> None:

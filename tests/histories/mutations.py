@@ -494,7 +494,7 @@ MUTATIONS = {
     ),
     "first-beat-without-time": Mutation(
         "R3: a process asks for the server's time before its first heartbeat",
-        _edited(Operations._beat, ("if not stamp.answered:", "if False:")),
+        _edited(Stamp.is_fresh, ("self.answered and", "")),
         test="tests/protocol/test_late_arrivals.py"
         "::test_a_first_write_that_arrives_twice_does_not_bring_its_version_back",
     ),
@@ -654,10 +654,19 @@ MUTATIONS = {
     ),
     "head-passes-the-late": Mutation(
         "the queue: a grant does not move the head past a waiter that has just come",
-        _edited(line._turn, ("in_class(following) > in_class(mine.place)", "False")),
+        _edited(line._turn, ("in_class(head) > in_class(record.first)", "False")),
         seed=2074,
         test="tests/protocol/test_edges.py"
         "::test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come",
+    ),
+    "time-from-long-ago": Mutation(
+        "R3: a process whose last answer is older than the lease asks for the server's time before it writes",
+        _edited(
+            Stamp.is_fresh,
+            ("(self.server_ms is None or self.age * 1000 <= most_ms)", "True"),
+        ),
+        test="tests/protocol/test_edges.py"
+        "::test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_the_holder_lives",
     ),
     "grant-handed-out-late": Mutation(
         "R4: `acquire` returns no lease that has run out",

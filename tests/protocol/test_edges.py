@@ -23,7 +23,7 @@ from airflow_dynamo_lock.protocol.errors import (
 from airflow_dynamo_lock.protocol.limits import SHARED
 from airflow_dynamo_lock.protocol.model import Busy, Granted, Released, Term
 from tests.protocol.test_line import waiting, woken
-from tests.simulation import KEY, TABLE, Host, World
+from tests.simulation import KEY, TABLE, Host, World, a_lease
 
 #: DynamoDB's limit for the text of an expression, in bytes.
 EXPRESSION = 4096
@@ -348,6 +348,39 @@ def test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back(
     finally:
         sys.setswitchinterval(interval)
     assert all(lease.remaining() for lease in handed_out)
+
+
+# -- a server time that was told long ago ---------------------------------------------------------------------------
+
+WEEK = 7 * 24 * 3600.0
+
+
+@pytest.mark.parametrize("what", ["enter", "heartbeat", "abandon", "the heartbeat of a set"])
+def test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_the_holder_lives(
+    world: World, what: str
+) -> None:
+    """Its clock runs slow by a twentieth, so that its estimate of the server's time is hours behind."""
+    sleeper, holder = Host(world, "sleeper", clock_rate=0.95), Host(world, "holder")
+    for key in (KEY, "b"):
+        holder.run(holder.operations.try_acquire(holder.claim(key=key), undo=False))
+    if what == "abandon":
+        holder.enter("another process")
+    lease = a_lease("holder")
+    sleeper.run(sleeper.operations.get(KEY))
+    world.now += WEEK  # everybody sleeps
+
+    match what:
+        case "enter":
+            operation: Any = sleeper.operations.enter(KEY, "holder", "process", 15_000)
+        case "heartbeat":
+            operation = sleeper.operations.heartbeat(KEY, "holder", 30_000)
+        case "abandon":
+            operation = sleeper.operations.release(KEY, "holder", 1, 15_000, heard=True)
+        case _:
+            operation = sleeper.operations.heartbeat_all([lease, replace(lease, key="b")])
+    sleeper.run(operation)
+
+    assert isinstance(Host(world, "other").take(), Busy)
 
 
 # -- the head of a queue --------------------------------------------------------------------------------------------
