@@ -105,7 +105,7 @@ class Stamp:
     :ivar at: when it was made, monotonic seconds. The lease counts from then, not from when the write was sent: a
         process may be stopped in between, and others go by what the record says (rule R4).
     :ivar answered: this process has had an answer before. If it still knows no server time, then no answer tells it.
-    :ivar age: seconds since the request was sent whose answer told the server's time. The host's clock has drifted since.
+    :ivar age: seconds since the server's time was told; the host's clock has drifted since.
     """
 
     version: str

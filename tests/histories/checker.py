@@ -36,8 +36,8 @@ from tests.histories.expressions import Item
 from tests.histories.world import BEGIN, Process, World
 
 NEVER = float("inf")
-# For how long after a sign of life, its own or its process's, no clock makes a waiter dead, seconds: at most, and before
-# the difference between two servers' clocks is taken off, for which the queue makes no allowance.
+# For how long after a sign of life, its own or its process's, no clock makes a waiter dead, seconds: at most, and
+# before the difference between two servers' clocks is taken off, for which the queue makes no allowance.
 _ALIVE, _SIGN = 7.0, 12.0
 # By how much a good estimate of the server's time may be off, beside the difference between two servers' clocks: the
 # header's second, two for two writers to differ, two for a clock that runs too fast or too slow.
@@ -50,7 +50,7 @@ _HOLD_TOLERANCE = 8.0
 # Seconds after the start of the calm from which on every waiter in a live process shows that it is alive.
 _SHOWN = 30.0
 # Seconds that the undo of a set takes, which goes on key by key. A claim that arrives meanwhile is undone in part.
-_UNDO = 0.1
+_UNDO = 0.031
 # No entry: its name, when it was written, and when its request was sent.
 _NOWHERE = "", -NEVER, -NEVER
 

@@ -269,7 +269,7 @@ MUTATIONS = {
             for method in ("heartbeat", "enter", "abandon", "heartbeat_unless_ending")
             for patch_each in _rewritten(method, (r" AND #holders\.#me\.#renewed_at <= :no_newer", ""))()
         ],
-        seed=482,
+        seed=2636,
     ),
     "late-acquire": Mutation(
         "R5: an acquire that arrives after the release does not take the lock again",
@@ -635,7 +635,7 @@ MUTATIONS = {
         _edited(Operations.leave, ("if holder.ending and not holder.inside:", "if False:")),
         test="tests/protocol/test_give_back.py::test_the_last_one_to_leave_an_abandoned_lease_releases_it",
     ),
-    # -- what was mended after the checks of the simulation had been made stricter --------------------------------------
+    # -- what was mended after the checks of the simulation had been made stricter ------------------------------------
     "wait-counted-late": Mutation(
         "R4: a wait is counted from before its length was computed",
         _edited(wire.pieces, ("monotonic() if since is None else since", "monotonic()")),

@@ -252,7 +252,7 @@ def test_who_draws_at_the_same_time_draws_again(world: World) -> None:
 
 @pytest.mark.parametrize("requests", range(12))
 def test_of_two_sets_one_comes_first_in_every_queue(world: World, requests: int) -> None:
-    """Also if the second set enqueues between any two requests of the first one. Else they would wait for each other."""
+    """Also if the second set enqueues between any two requests of the first one: else they wait for each other."""
     holder, one, two = (Host(world, name) for name in ("holder", "one", "two"))
     take_all(holder, "ab")
     already = len(world.sent)
