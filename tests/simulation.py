@@ -185,6 +185,7 @@ class Host:
                 host_ms,
                 self.now(),
                 self.clock.answered,
+                self.now() - self.clock.told_at,
             )
         )
         return self.stamps[-1]

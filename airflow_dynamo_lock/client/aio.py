@@ -427,7 +427,7 @@ class AsyncLockClient:
     # -- how operations are carried out -------------------------------------------------------------------------
 
     async def _run(
-        self, operation: Operation[T], sleep: Callable[[float], Awaitable[None]] | None = None
+        self, operation: Operation[T], sleep: Callable[[float, float], Awaitable[None]] | None = None
     ) -> T:
         operation = self._core.format.carry_out(operation)
         process = os.getpid()
@@ -437,6 +437,8 @@ class AsyncLockClient:
         failure: BaseException | None = None
         try:
             while True:
+                # A moment from before the operation computes how long to wait.
+                resumed = answer.received_at if isinstance(answer, Reply) else monotonic()
                 try:
                     effect = operation.send(answer) if failure is None else operation.throw(failure)
                 except StopIteration as end:
@@ -447,9 +449,9 @@ class AsyncLockClient:
                     in_same_process(process)
                     match effect:
                         case Request():
-                            answer = await self._send(effect)
+                            answer = await self._send(effect, resumed)
                         case Sleep():
-                            await (sleep or _sleep)(effect.seconds)
+                            await (sleep or _sleep)(effect.seconds, resumed)
                             answer = monotonic()
                         case Tell():
                             effect.call()
@@ -469,12 +471,12 @@ class AsyncLockClient:
             if place is not None:
                 self._core.watch.remove(place)
 
-    async def _send(self, request: Request) -> Reply:
+    async def _send(self, request: Request, since: float | None = None) -> Reply:
         sent_at = monotonic()
         streams = request.action in STREAM_ACTIONS
         client = self._streams if streams else self._client
         try:
-            async with _timeout(request.within):
+            async with _timeout(request.within, since):
                 output = await getattr(client, xform_name(request.action))(**request.params)
                 if "Body" in output:  # an object's
                     output["Body"] = await output["Body"].read()
@@ -498,7 +500,7 @@ class AsyncLockClient:
             )
 
     async def _poll(self) -> None:
-        async def doze(seconds: float) -> None:
+        async def doze(seconds: float, _: float) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._hurry.wait()
@@ -533,18 +535,18 @@ class AsyncLockClient:
                 self._core.watch.ended(each.key, each.lease_id)
 
 
-async def _sleep(seconds: float) -> None:
-    for piece in pieces(seconds):
+async def _sleep(seconds: float, since: float) -> None:
+    for piece in pieces(seconds, since):
         await asyncio.sleep(piece)
 
 
 @asynccontextmanager
-async def _timeout(seconds: float | None) -> AsyncIterator[None]:
+async def _timeout(seconds: float | None, since: float | None) -> AsyncIterator[None]:
     """`asyncio.timeout` that counts the time for which the machine is suspended (see `wire.pieces`)."""
     if seconds is None:
         yield
         return
-    loop, waits = asyncio.get_running_loop(), pieces(seconds)
+    loop, waits = asyncio.get_running_loop(), pieces(seconds, since)
     waiting: asyncio.TimerHandle
     async with asyncio.timeout(None) as timeout:
 

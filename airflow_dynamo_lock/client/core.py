@@ -181,7 +181,9 @@ class ClientCore:
         """What the next write attempt carries."""
         at = monotonic()
         host_ms = time.time_ns() // 1_000_000
-        return Stamp(str(uuid.uuid4()), self.clock.at(at), host_ms, at, self.clock.answered)
+        return Stamp(
+            str(uuid.uuid4()), self.clock.at(at), host_ms, at, self.clock.answered, at - self.clock.told_at
+        )
 
     def interval(self, lease: Lease | LeaseSet, chosen: Seconds | None) -> float:
         """Seconds between heartbeats of `lease`: those chosen, or the client's, or a sixth of the lease."""

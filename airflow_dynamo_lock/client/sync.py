@@ -456,7 +456,7 @@ class LockClient:
 
     # -- how operations are carried out -------------------------------------------------------------------------
 
-    def _run(self, operation: Operation[T], sleep: Callable[[float], None] = time.sleep) -> T:
+    def _run(self, operation: Operation[T], sleep: Callable[[float, float], None] | None = None) -> T:
         operation = self._core.format.carry_out(operation)
         process = os.getpid()
         place: _Place | None = None
@@ -464,6 +464,8 @@ class LockClient:
         failure: BaseException | None = None
         try:
             while True:
+                # A moment from before the operation computes how long to wait.
+                resumed = answer.received_at if isinstance(answer, Reply) else monotonic()
                 try:
                     effect = operation.send(answer) if failure is None else operation.throw(failure)
                 except StopIteration as end:
@@ -474,9 +476,12 @@ class LockClient:
                     in_same_process(process)
                     match effect:
                         case Request():
-                            answer = self._send(effect)
+                            answer = self._send(effect, resumed)
                         case Sleep():
-                            sleep(effect.seconds)
+                            if sleep is None:
+                                time.sleep(effect.seconds)
+                            else:
+                                sleep(effect.seconds, resumed)
                             answer = monotonic()
                         case WaitForRoom():
                             # Kept until the operation ends, so that a waiter keeps its turn while it tries.
@@ -493,7 +498,7 @@ class LockClient:
             if place is not None and os.getpid() == process:
                 place.give_up()
 
-    def _send(self, request: Request) -> Reply:
+    def _send(self, request: Request, since: float | None = None) -> Reply:
         if request.within is None:
             return self._call(request)
         # The SDK cannot be told to hurry, so the call goes on in a thread that nobody waits for any longer.
@@ -506,7 +511,7 @@ class LockClient:
                 answers.put(failure)
 
         threading.Thread(target=call, name=f"dynamo-lock {request.action}", daemon=True).start()
-        for piece in pieces(request.within):
+        for piece in pieces(request.within, since):
             with suppress(Empty):
                 answer = answers.get(timeout=piece)
                 break
@@ -579,8 +584,8 @@ class KeepAlive:
         self._stopped = threading.Event()
         self._stopped.set()
 
-    def _sleep(self, seconds: float) -> None:
-        for piece in pieces(seconds):
+    def _sleep(self, seconds: float, since: float) -> None:
+        for piece in pieces(seconds, since):
             if self._stopped.wait(piece):
                 raise _Stopped
 

@@ -63,14 +63,17 @@ def _clock_that_counts_sleep() -> Callable[[], float]:
 _clock = _clock_that_counts_sleep()
 
 
-def pieces(seconds: float) -> Iterator[float]:
+def pieces(seconds: float, since: float | None = None) -> Iterator[float]:
     """Divide a wait into waits of at most 1 s, and end it early if the machine was suspended meanwhile.
 
     Threads and event loops wait by a clock that stops during a suspend. Leases expire by one that does not.
+
+    :param since: when the wait begins, monotonic seconds; by default now. The caller passes a moment from before it
+        computed `seconds`, so that the wait also ends early if the process was stopped after that.
     """
-    end = monotonic() + seconds
+    end = (monotonic() if since is None else since) + seconds
     while True:
-        piece = min(seconds, _LONGEST_WAIT)
+        piece = max(0.0, min(seconds, end - monotonic(), _LONGEST_WAIT))
         yield piece
         seconds -= piece
         if seconds <= 0 or monotonic() >= end:

@@ -7,6 +7,7 @@ All times called ``…_at`` are seconds on the driver's monotonic clock, which k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -104,6 +105,7 @@ class Stamp:
     :ivar at: when it was made, monotonic seconds. The lease counts from then, not from when the write was sent: a
         process may be stopped in between, and others go by what the record says (rule R4).
     :ivar answered: this process has had an answer before. If it still knows no server time, then no answer tells it.
+    :ivar age: seconds since the server's time was told; the host's clock has drifted since.
     """
 
     version: str
@@ -111,6 +113,11 @@ class Stamp:
     host_ms: int
     at: float
     answered: bool = True
+    age: float = 0.0
+
+    def is_fresh(self, most_ms: int) -> bool:
+        """Whether the server's time was told no longer ago than that; or cannot be known, since no answer tells it."""
+        return self.answered and (self.server_ms is None or self.age * 1000 <= most_ms)
 
     @property
     def best_ms(self) -> int:
@@ -142,12 +149,14 @@ class ServerClock:
 
     _ahead_ms: float | None = field(default=None)
     answered: bool = field(default=False)
+    told_at: float = field(default=-math.inf)
 
     def note(self, reply: Reply) -> None:
         """Take in the ``Date`` of a response."""
         self.answered = True
         if reply.server_ms is not None:
             self._ahead_ms = reply.server_ms - reply.sent_at * 1000
+            self.told_at = reply.sent_at
 
     def at(self, now: float) -> int | None:
         """Server time at monotonic `now`, epoch milliseconds; None if no ``Date`` was ever seen."""

@@ -89,14 +89,25 @@ class Holding:
         reply = yield write(self.stamp())
         return reply
 
+    def _fresh_stamp(self, key: str, most_ms: int, until: float | None) -> Operation[Stamp]:
+        """A stamp by a server time that is not too old. If it is, as after a night's sleep of the machine, ask first:
+        the host's clock may have drifted by a tenth of the time since, and an early stamp makes a living holder look
+        dead.
+
+        :param most_ms: how old it may be. A holder does without a tenth of its lease, so it may be as old as a lease.
+        """
+        while not (stamp := self.stamp()).is_fresh(most_ms):
+            yield in_time(self.format.get(key), _left(until, stamp.at))
+        return stamp
+
     # -- keep ---------------------------------------------------------------------------------------------------
 
     def heartbeat(
-        self, key: str, lease_id: str, lease_ms: int, *, within: float | None = None
+        self, key: str, lease_id: str, lease_ms: int, *, until: float | None = None
     ) -> Operation[Renewed | Lost]:
         """Show that the holder lives."""
         outcome = yield from self._beat(
-            key, lease_id, partial(self.format.heartbeat, key, lease_id, lease_ms), within
+            key, lease_id, lease_ms, partial(self.format.heartbeat, key, lease_id, lease_ms), until
         )
         assert not isinstance(outcome, Ending)  # it does not mind
         return outcome
@@ -105,8 +116,9 @@ class Holding:
         self,
         key: str,
         lease_id: str,
+        lease_ms: int,
         write: Callable[[Stamp, str | None], Request],
-        within: float | None,
+        until: float | None,
         *,
         unless_ending: bool = False,
         change: Change | None = None,
@@ -115,20 +127,20 @@ class Holding:
         compare with, it is written again with a fresh stamp, against the version that the refusal showed.
 
         A process that has had no answer yet asks before it writes, to learn the server's time: a write without a stamp
-        could not be told from one that arrives late, which would bring an old version back.
+        could not be told from one that arrives late, which would bring an old version back. So does one whose last
+        answer is older than the lease.
 
+        :param lease_ms: how long the lease lasts after it.
         :param write: makes it, given a stamp and the version that was seen.
+        :param until: when the caller stops waiting for it, monotonic seconds; None if never.
         :param unless_ending: it is refused once the lease was abandoned, too.
         :param change: what else it writes.
         :raises LockValueError: that would shorten the lease.
         """
         seen: str | None = None
-        first = stamp = self.stamp()
-        if not stamp.answered:
-            yield in_time(self.format.get(key), within)
-            stamp = self.stamp()
+        stamp = yield from self._fresh_stamp(key, lease_ms, until)
         for attempt in range(1, ROUNDS + 1):
-            left = None if within is None else within - (stamp.at - first.at)
+            left = _left(until, stamp.at)
             try:
                 reply: Reply = yield in_time(write(stamp, seen), left)
             except LockConflictError as conflict:
@@ -136,14 +148,12 @@ class Holding:
                 if conflict.maybe_applied or attempt == ROUNDS or (left is not None and left <= pause):
                     raise
                 yield Sleep(pause)
-                stamp = self.stamp()
+                stamp = yield from self._fresh_stamp(key, lease_ms, until)
                 continue
             if not reply.refused:
                 record = self.format.record(reply.output["Attributes"], reply.server_ms)
                 return Renewed(record.holders[lease_id], stamp.at)
-            if within is not None:
-                left = max(0.0, within - (reply.received_at - first.at))
-            found, _ = yield from self._record_after(key, reply, left)
+            found, _ = yield from self._record_after(key, reply, _left(until, reply.received_at))
             holder = found.holders.get(lease_id) if found is not None else None
             if holder is None or not holder.ours:
                 return Lost(found)
@@ -156,8 +166,9 @@ class Holding:
                     f"The lease {lease_id} of the lock {key!r} lasts {holder.lease_ms / 1000:g} s and cannot be made "
                     f"shorter ({change.lease_ms / 1000:g} s), since somebody may count on it."
                 )
-            seen, stamp = holder.version, self.stamp()
-            if within is not None and stamp.at - first.at >= within:
+            seen = holder.version
+            stamp = yield from self._fresh_stamp(key, lease_ms, until)
+            if until is not None and stamp.at >= until:
                 break
         raise LockUnavailableError(
             f"The lease {lease_id} of the lock {key!r} is there, but was written to by others each time that it was "
@@ -166,7 +177,7 @@ class Holding:
         )
 
     def heartbeat_all(
-        self, leases: Sequence[Lease], *, within: float | None = None, change: Change | None = None
+        self, leases: Sequence[Lease], *, until: float | None = None, change: Change | None = None
     ) -> Operation[Renewed | Ending | Lost]:
         """Show that the holder of some leases lives, in one request: `Lost` if one of them is, else `Renewed`, with the
         one that runs out first.
@@ -175,12 +186,12 @@ class Holding:
         :param change: what else is written to each of them; only to one that is not `Ending`.
         """
         if len(leases) > 1:
-            sent_at = yield from self._beat_all(leases, within, change)
+            sent_at = yield from self._beat_all(leases, until, change)
             if sent_at is not None:
                 return Renewed(_as_renewed(min(leases, key=lambda each: each.lease_ms)), sent_at)
         renewed: list[Renewed] = []
         for lease in leases:
-            outcome = yield from self._beat_one(lease, within, change)
+            outcome = yield from self._beat_one(lease, until, change)
             if not isinstance(outcome, Renewed):
                 return outcome
             renewed.append(outcome)
@@ -188,23 +199,24 @@ class Holding:
         return Renewed(first.holder, min(each.sent_at for each in renewed))
 
     def _beat_one(
-        self, lease: Lease, within: float | None, change: Change | None
+        self, lease: Lease, until: float | None, change: Change | None
     ) -> Operation[Renewed | Ending | Lost]:
         named = lease.key, lease.lease_id, lease.lease_ms
         if change is None:
-            return (yield from self.heartbeat(*named, within=within))
+            return (yield from self.heartbeat(*named, until=until))
         write = partial(self.format.heartbeat_unless_ending, *named, change=change)
-        return (
-            yield from self._beat(lease.key, lease.lease_id, write, within, unless_ending=True, change=change)
-        )
+        return (yield from self._beat(*named, write, until, unless_ending=True, change=change))
 
     def _beat_all(
-        self, leases: Sequence[Lease], within: float | None, change: Change | None = None
+        self, leases: Sequence[Lease], until: float | None, change: Change | None = None
     ) -> Operation[float | None]:
         """Beat for leases of which none is ending, in one transaction. When it was sent; None if it is refused."""
-        if not self.stamp().answered:
-            yield in_time(self.format.get(leases[0].key), within)
-        stamps = [self.stamp() for _ in leases]
+        most_ms = min(each.lease_ms for each in leases)
+        while True:
+            yield from self._fresh_stamp(leases[0].key, most_ms, until)
+            stamps = [self.stamp() for _ in leases]
+            if all(each.is_fresh(most_ms) for each in stamps):
+                break
         writes = [
             self.format.heartbeat_unless_ending(
                 lease.key, lease.lease_id, lease.lease_ms, stamp, change=change or Change()
@@ -212,7 +224,7 @@ class Holding:
             for lease, stamp in zip(leases, stamps, strict=True)
         ]
         try:
-            reply: Reply = yield in_time(self.format.transaction(writes), within)
+            reply: Reply = yield in_time(self.format.transaction(writes), _left(until, stamps[0].at))
         except LockRecordError:
             return None  # one of the records is damaged
         return None if reply.refused else stamps[0].at
@@ -230,12 +242,11 @@ class Holding:
         lease_ms = min(each.lease_ms for each in leases)
         while True:
             yield Sleep(min(pause, term.remaining()))
-            remaining = term.remaining()
-            if remaining <= 0:
+            if term.remaining() <= 0:
                 term.lose("no heartbeat has succeeded in time")
                 return
             try:
-                outcome = yield from self.heartbeat_all(leases, within=remaining)
+                outcome = yield from self.heartbeat_all(leases, until=term.until)
             except LockError as failure:
                 log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(tuple(leases)), failure)
                 pause = min(interval, 1.0)
@@ -297,11 +308,11 @@ class Holding:
             return failure
 
     def enter(
-        self, key: str, lease_id: str, process: str, lease_ms: int, *, within: float | None = None
+        self, key: str, lease_id: str, process: str, lease_ms: int, *, until: float | None = None
     ) -> Operation[Renewed | Ending | Lost]:
         """Note that a guarded process is inside (rule R8)."""
         write = partial(self.format.enter, key, lease_id, process, lease_ms)
-        return (yield from self._beat(key, lease_id, write, within, unless_ending=True))
+        return (yield from self._beat(key, lease_id, lease_ms, write, until, unless_ending=True))
 
     # -- give back ----------------------------------------------------------------------------------------------
 
@@ -354,8 +365,11 @@ class Holding:
                 if reply.refused:
                     return (yield from self.release(key, lease_id, slots, grace_ms, heard=heard))
                 return Released(holder.hold_until_ms)
+            if not holder.inside and 0 < until_ms <= stamp.best_ms:
+                # The time is over; the first write was refused because its sender did not know the server's time.
+                return (yield from self.release(key, lease_id, slots, grace_ms, heard=heard))
             abandon = partial(self.format.abandon, key, lease_id, grace_ms)
-            outcome = yield from self._beat(key, lease_id, abandon, None, unless_ending=True)
+            outcome = yield from self._beat(key, lease_id, grace_ms, abandon, None, unless_ending=True)
             if isinstance(outcome, Ending) or (isinstance(outcome, Renewed) and outcome.holder.inside):
                 return Abandoned(outcome.holder)
             if isinstance(outcome, Renewed):
@@ -399,6 +413,11 @@ class Holding:
         if broken is not None:
             raise broken
         return outcomes
+
+
+def _left(until: float | None, now: float) -> float | None:
+    """The seconds until then, for a request."""
+    return None if until is None else max(0.0, until - now)
 
 
 def _as_renewed(lease: Lease) -> Holder:

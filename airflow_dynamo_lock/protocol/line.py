@@ -39,7 +39,7 @@ from airflow_dynamo_lock.protocol.model import (
     alike,
 )
 from airflow_dynamo_lock.protocol.native import NO_LINE, Turn
-from airflow_dynamo_lock.protocol.places import mark_after, next_number, number_of, place_of
+from airflow_dynamo_lock.protocol.places import in_class, mark_after, next_number, number_of, place_of
 from airflow_dynamo_lock.protocol.staleness import Observer
 
 if TYPE_CHECKING:
@@ -524,12 +524,13 @@ def _turn(record: LockRecord | None, mine: Waiter | None, ahead: list[Waiter], f
         values = {":seen_first": record.first}
     if ahead:
         return Turn(condition, "", values)
-    if following is not None:
-        return Turn(condition, following, values)
-    if mine is not None and record.tickets > number_of(mine.place):
-        # Who has drawn the next number may be on the way to the place.
-        return Turn(condition, mark_after(mine.place), values)
-    # The line ends with the one who takes the lock, if nobody has drawn a number meanwhile. A record that was forgotten
-    # and made anew does not know that any were drawn.
-    drawn = "#tickets = :tickets" if record.tickets else "attribute_not_exists(#tickets)"
-    return Turn(f"{condition} AND {drawn}", None, {**values, ":tickets": record.tickets})
+    # Who has drawn the next number may be on the way to the place, so the head goes no further than behind this one.
+    late = mine is not None and record.tickets > number_of(mine.place)
+    head = following or (mark_after(mine.place) if mine is not None and late else None)
+    if head is None or (record.first is not None and in_class(head) > in_class(record.first)):
+        # The queue ends with the one who takes the lock, or the head passes places of more urgent waiters: on the
+        # condition that nobody has drawn a number meanwhile. A record that was forgotten and made anew does not know
+        # that any were drawn.
+        drawn = "#tickets = :tickets" if record.tickets else "attribute_not_exists(#tickets)"
+        condition, values = f"{condition} AND {drawn}", {**values, ":tickets": record.tickets}
+    return Turn(condition, head, values)

@@ -53,8 +53,10 @@ _NOT_OVERTAKEN = (
     "(attribute_not_exists(#vacated_at) OR #vacated_at <= :no_newer OR #vacated_at = :seen_vacated)"
 )
 
-# A holder that asked for it is not removed before its time (`Claim.min_hold_ms`).
-_HELD_LONG_ENOUGH = "(attribute_not_exists(#holders.#me.#hold_until) OR #holders.#me.#hold_until <= :now)"
+# A holder that asked for it is not removed before its time (`Claim.min_hold_ms`). A process that has had no answer yet
+# knows only its host's clock, which may be ahead: the refusal tells it the server's time.
+_NOT_HELD_FOR_A_WHILE = "attribute_not_exists(#holders.#me.#hold_until)"
+_HELD_LONG_ENOUGH = f"({_NOT_HELD_FOR_A_WHILE} OR #holders.#me.#hold_until <= :now)"
 
 _NOT_ENDING = " AND attribute_not_exists(#holders.#me.#ending)"
 
@@ -374,13 +376,14 @@ class NativeFormat(TableReads):
         :param heard: its holder was told of the grant, so its token has been compared with the server's time.
         """
         proven = ", #seed = :checked" if heard and stamp.server_ms is not None else ""
+        held = _HELD_LONG_ENOUGH if stamp.answered else _NOT_HELD_FOR_A_WHILE
         return self._remove(
             key,
             lease_id,
             slots,
             stamp,
             proven,
-            f" AND size(#holders.#me.#inside) = :zero AND {_HELD_LONG_ENOUGH}",
+            f" AND size(#holders.#me.#inside) = :zero AND {held}",
             {":zero": 0, ":checked": CHECKED, ":now": stamp.best_ms},
         )
 

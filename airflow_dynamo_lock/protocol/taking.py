@@ -39,6 +39,8 @@ from airflow_dynamo_lock.protocol.native import ANY_LINE, MOST_CLEARED, NO_LINE
 # seconds, and so has what a stamp is estimated from.
 _BEHIND_MS = 2000
 _AHEAD_MS = 2000
+# How old the answer may be by which a grant is put right, milliseconds. It is the answer to the grant, as a rule.
+_FRESH_MS = 10_000
 # What a request is given to be answered, however little of the caller's time is left, in seconds.
 _ANSWER_WITHIN = 3.0
 # What a caller that gives up still spends on undoing an acquire whose fate it does not know, in seconds.
@@ -346,12 +348,12 @@ class Taking(Holding):
         by_host = stamp.server_ms is None and reply.server_ms is None
         undated = by_host and (record.unproven or record.holders[claim.lease_id].renewed_at_ms is not None)
         if undated:
-            stamp = self.stamp()
+            stamp = yield from self._fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), None)
             reply = yield in_time(self.format.put_right(claim, record, token, stamp), within)
             if reply.refused:
                 return None
         elif seed_is_wrong or not self._close(reply, record.holders[claim.lease_id].renewed_at_ms, stamp):
-            stamp = self.stamp()
+            stamp = yield from self._fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), None)
             acquired_at_ms = stamp.best_ms
             if (
                 record.unproven

@@ -53,8 +53,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine()
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine: Machine = getattr(request, "param", Machine)()
     monkeypatch.setattr(wire, "_clock", machine.clock)
     return machine
 
@@ -230,6 +230,67 @@ def test_a_monitoring_task_ends_within_a_second_of_waking(machine: Machine) -> N
 
     run(machine, watch)
     assert machine.clock() <= Machine.woken_at + 1 + EXACT
+
+
+# -- a stop between two steps ---------------------------------------------------------------------------------------
+
+
+class StoppedMachine(Machine):
+    """A machine that is suspended for a minute just before its process reads the clock for the n-th time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads, self.suspended_for = -1, 0.0
+
+    def suspend_before_read(self, number: int) -> None:
+        self.reads = number
+
+    def clock(self) -> float:
+        self.reads -= 1
+        if self.reads == 0:
+            self.suspended_for, self.suspended_at = 60.0, self.awake
+        return self.awake + self.suspended_for
+
+
+stopped = pytest.mark.parametrize("machine", [StoppedMachine], indirect=True)
+
+
+@stopped
+@pytest.mark.parametrize("interval", [INTERVAL, 2.0], ids=["asleep", "waiting for an answer"])
+@pytest.mark.parametrize("read", range(1, 25))
+def test_a_coroutine_that_is_stopped_between_two_steps_learns_of_its_loss_within_a_second(
+    machine: StoppedMachine, told: list[float], interval: float, read: int
+) -> None:
+    async def hold() -> None:
+        client = AsyncLockClient(Silent(), table="locks", heartbeat=INTERVAL)
+        lease = the_lease(client)
+        machine.suspend_before_read(read)
+        await client.keep_alive(lease, interval=interval, on_lost=lambda *_: told.append(machine.awake))
+
+    run(machine, hold)
+    assert len(told) == 1
+    assert told[0] <= machine.suspended_at + 1 + EXACT
+
+
+@stopped
+@pytest.mark.parametrize("interval", [INTERVAL, 2.0], ids=["asleep", "waiting for an answer"])
+@pytest.mark.parametrize("read", range(1, 25))
+def test_a_thread_that_is_stopped_between_two_steps_learns_of_its_loss_within_a_second(
+    machine: StoppedMachine,
+    told: list[float],
+    threads: list[Callable[[], None]],
+    interval: float,
+    read: int,
+) -> None:
+    client = LockClient(None, table="locks", heartbeat=INTERVAL)
+    lease = the_lease(client)
+    client.keep_alive(lease, interval=interval, on_lost=lambda *_: told.append(machine.awake))
+    machine.suspend_before_read(read)
+    (beat,) = threads
+    beat()
+
+    assert len(told) == 1
+    assert told[0] <= machine.suspended_at + 1 + EXACT
 
 
 # -- the clock ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ python -m tests.histories --minutes 60           # for so long, from a seed of i
 python -m tests.histories --seed 4711            # play one again, and tell its story
 python -m tests.histories --seed 4711 --spoilt late-heartbeat
 python -m tests.histories --mutations            # in how many histories each spoilt protocol is found out
-python -m tests.histories --unit-test NAME       # run the unit test that a mutation names, under the mutation
+python -m tests.histories --unit-test NAME…      # run the unit tests that mutations name, each under its mutation
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--unit-test",
+        nargs="+",
         choices=[name for name, each in MUTATIONS.items() if each.test],
-        help="run it under its mutation",
+        help="run each under its mutation",
     )
     parser.add_argument("--idle", action="store_true", help="take only the time that nobody else wants")
     parser.add_argument("--report", type=Path, help="write the figures to this file, as JSON")
@@ -121,13 +122,28 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
     return 1 if summary.bad else 0
 
 
-def fail(mutation: str) -> int:
-    """0 if the unit test that the mutation names fails under it, 1 if not."""
-    with spoilt(mutation):
-        outcome = pytest.main(
-            ["--quiet", "--exitfirst", "--tb=no", "-p", "no:cacheprovider", MUTATIONS[mutation].test or ""]
-        )
-    return 0 if outcome == pytest.ExitCode.TESTS_FAILED else 1
+def fail(mutations: Sequence[str]) -> int:
+    """0 if the unit test that each mutation names fails under it, 1 if not."""
+    passed = []
+    for mutation in mutations:
+        for name in [name for name in sys.modules if name.startswith("tests.") and "histories" not in name]:
+            del sys.modules[name]  # the test is to import what the mutation has changed
+        with spoilt(mutation):
+            outcome = pytest.main(
+                [
+                    "--quiet",
+                    "--exitfirst",
+                    "--tb=no",
+                    "-p",
+                    "no:cacheprovider",
+                    MUTATIONS[mutation].test or "",
+                ]
+            )
+        if outcome != pytest.ExitCode.TESTS_FAILED:
+            passed.append(mutation)
+    if passed:
+        console.print(f"Broken, and the unit test does not fail: {', '.join(passed)}", soft_wrap=True)
+    return 1 if passed else 0
 
 
 # So many histories are played until a broken rule counts as one that nothing shows.

@@ -36,18 +36,23 @@ from tests.histories.expressions import Item
 from tests.histories.world import BEGIN, Process, World
 
 NEVER = float("inf")
-# For how long after a sign of life, its own or its process's, no clock makes a waiter dead; seconds.
-_ALIVE = 7.0
-# By how much a good estimate of the server's time may be off: its servers' clocks, the header's second, two for two
-# writers to differ.
-_ESTIMATES = 10.0
-# Seconds within which a holder is notified of its loss.
-_NOTICE = 1.0
+# For how long after a sign of life, its own or its process's, no clock makes a waiter dead, seconds: at most, and
+# before the difference between two servers' clocks is taken off, for which the queue makes no allowance.
+_ALIVE, _SIGN = 7.0, 12.0
+# By how much a good estimate of the server's time may be off, beside the difference between two servers' clocks: the
+# header's second, two for two writers to differ, two for a clock that runs too fast or too slow.
+_ESTIMATES = 5.0
+# Seconds within which a holder is notified of its loss: one by the slowest clock, and some steps of its process.
+_NOTICE = 1.1
 # Seconds by which a `min_hold` may be shorter by true time, plus the difference between two servers' clocks: the
 # seconds of two headers, and the time that an answer takes when the SDK sends the request twice.
 _HOLD_TOLERANCE = 8.0
 # Seconds after the start of the calm from which on every waiter in a live process shows that it is alive.
 _SHOWN = 30.0
+# Seconds that the undo of a set takes, which goes on key by key. A claim that arrives meanwhile is undone in part.
+_UNDO = 0.031
+# No entry: its name, when it was written, and when its request was sent.
+_NOWHERE = "", -NEVER, -NEVER
 
 
 class RecordedTerm(Term):
@@ -125,9 +130,12 @@ class LineChecker:
     :ivar calm: when the calm began.
     :ivar moved: when the head of each queue was last changed.
     :ivar drew: when a number was last drawn in the queue of each lock.
+    :ivar apart: seconds by which two servers' clocks may differ.
+    :ivar numbers: when each number was drawn in the queue of each lock.
     """
 
     world: World
+    numbers: dict[tuple[str, int], float] = field(default_factory=dict)
     items: Mapping[Place, Item] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
     began: dict[str, float] = field(default_factory=dict)
@@ -138,14 +146,17 @@ class LineChecker:
     calm: float = NEVER
     drew: dict[str, float] = field(default_factory=dict)
     moved: dict[str, float] = field(default_factory=dict)
+    apart: float = 0.0
     _heads: dict[tuple[object, str], str | None] = field(default_factory=dict)
     _looked: dict[tuple[object, str], float] = field(default_factory=dict)
     _looks: dict[tuple[object, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     # From when on each was there to be seen, and until when it counts.
     _signs: dict[Place, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _stood_by: dict[Place, Process] = field(default_factory=dict)
+    _of: dict[Place, str] = field(default_factory=dict)
     _stands: dict[Place, float] = field(default_factory=dict)
-    _places: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
+    # The entry of each actor, when it was written, and when its request was sent.
+    _places: dict[tuple[str, str], tuple[str, float, float]] = field(default_factory=dict)
 
     @contextmanager
     def waits(self, who: str) -> Iterator[Callable[[], None]]:
@@ -183,13 +194,16 @@ class LineChecker:
         if after.get("holders", {}).get("M") == {}:
             return  # a process that says good-bye, or whose good-bye arrives late, gives no sign of life
         if "about" in after:
-            self._places[key, _about(after)["actor"]] = entry, self.world.now
+            actor = key, _about(after)["actor"]
+            if self.sent >= self._places.get(actor, _NOWHERE)[2]:  # else a late request, for an earlier entry
+                self._places[actor] = entry, self.world.now, self.sent
             self._stood_by[key, entry] = process
+            self._of[key, entry] = after["lease_id"]["S"]
         at = self.world.now
         for sign in (after, *(each["M"] for each in after.get("holders", {}).get("M", {}).values())):
             if "renewed_at" in sign:
                 at = min(at, int(sign["renewed_at"]["N"]) / 1000 - BEGIN)
-        self._signs[key, entry].append((self.world.now, at + _ALIVE))
+        self._signs[key, entry].append((self.world.now, at + min(_ALIVE, _SIGN - self.apart)))
 
     def overtaken(self, key: str, name: str, before: Item | None, after: Item) -> str | None:
         """Who, alive and in sight, should have had the lock that was just taken."""
@@ -200,15 +214,17 @@ class LineChecker:
         head = self._heads.get((self.sender, key))
         if look is not None and head is not None and before["first"]["S"] < head:
             return "whoever lowered the head of the queue since that looked"
-        if after.get("first") != before["first"] and (gap := self._head_passes(key, name, before, after)):
+        if after.get("first") != before["first"] and (
+            gap := self._head_passes(key, name, before, after, self.sent if look is None else look)
+        ):
             return gap
         left = int(after["available"]["N"])
-        mine, placed = self._places.get((key, about["actor"]), (None, 0.0))
+        mine, placed, _ = self._places.get((key, about["actor"]), _NOWHERE)
         if placed < self.began.get(about["actor"], 0.0) <= self.sent:
-            mine = None  # of an earlier time
+            mine = ""  # of an earlier time
         for (_, entry), item in self._in_line(key):
             their, place = _about(item), entry.removeprefix(WAITER_ENTRY)
-            if their["actor"] == about["actor"] or (mine is not None and entry > mine):
+            if their["actor"] == about["actor"] or (mine and entry > mine):
                 return None
             if (
                 their["actor"] not in self.waiting
@@ -227,10 +243,11 @@ class LineChecker:
                 return f"{their['actor']} in {place}"
         return None
 
-    def _head_passes(self, key: str, name: str, before: Item, after: Item) -> str | None:
+    def _head_passes(self, key: str, name: str, before: Item, after: Item, look: float) -> str | None:
         """A living waiter that the head of the queue now leaves behind, although it is not the one that took the lock.
 
-        Nobody may be passed but the dead, and those that have drawn a number and not taken their place in time.
+        Nobody may be passed but the dead, and those that had drawn a number and not taken their place at the time of
+        the `look`.
         """
         first = after["first"]["S"] if "first" in after else "~"
         mine = _about(after["holders"]["M"][name]["M"])["actor"]
@@ -241,6 +258,9 @@ class LineChecker:
                 and their["actor"] != mine
                 and their["actor"] in self.waiting
                 and item["lease_id"]["S"] not in after["holders"]["M"]
+                and (
+                    self._stands[key, entry] <= look or look < self.numbers.get((key, number_of(place)), look)
+                )
                 and self._stands[key, entry] < self.sent - 4.0
                 and self._alive_since(key, entry, item, self.sent - 4.0)
             ):
@@ -253,9 +273,11 @@ class LineChecker:
         """A number that was drawn after those that the sender knows of, when it clears the head of the queue: who drew
         it may be on the way to its place."""
         place = params["ExpressionAttributeValues"].get(":place", {}).get("S")
-        for holder in takes.values():
+        for name, holder in takes.items():
             actor = _about(holder["M"])["actor"]
-            entry, placed = self._places.get((key, actor), ("", -NEVER))
+            entry, placed, _ = self._places.get((key, actor), _NOWHERE)
+            if (key, entry) not in self.items or self._of.get((key, entry)) != name:
+                continue  # of an earlier claim of the same caller
             if placed >= self.began.get(actor, 0.0) and self._stood_by.get((key, entry)) is process:
                 place = entry.removeprefix(WAITER_ENTRY)
         drawn = int(before["tickets"]["N"]) if "tickets" in before else 0
@@ -278,7 +300,7 @@ class LineChecker:
 
         :param held: the leases that were granted, whose entries it need not have looked at.
         """
-        mine, _ = self._places.get((key, actor), ("", 0.0))
+        mine, *_ = self._places.get((key, actor), _NOWHERE)
         for (_, entry), item in self._in_line(key):
             if (
                 (key, item["lease_id"]["S"]) not in held
@@ -307,6 +329,9 @@ class LineChecker:
 
     def _alive_since(self, key: str, entry: str, item: Item, since: float) -> bool:
         """Whether nobody could have taken it for dead since then, by any clock."""
+        alive = min(_ALIVE, _SIGN - self.apart)
+        if alive <= 0:
+            return False
         actor = _about(item)["actor"]
         process = self.processes.get(actor) if actor in self.waiting else None
         if since > self.calm + _SHOWN and self._stands[key, entry] < since and process is not None:
@@ -363,11 +388,13 @@ class Checker:
     stamped: dict[Place, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     line: LineChecker = field(init=False)
     _heard: set[str] = field(default_factory=set)
+    # Leases given back whose time the record shows, as the server knows it.
+    _guarded: set[Place] = field(default_factory=set)
     # Leases released in calm weather, one lock of a set at least.
     _undone: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.line = LineChecker(self.world)
+        self.line = LineChecker(self.world, apart=self.apart)
 
     def wrong(self, what: str) -> None:
         self.world.story(f"VIOLATION: {what}")
@@ -392,7 +419,7 @@ class Checker:
         valid = lease.term.lost is None and process.true(lease.term.until) > here
         self.grants.append(Grant(lease.key, lease.lease_id, lease.token, begun, here, valid))
         self._heard.add(lease.lease_id)
-        if not valid and self.world.features.valid_when_granted:
+        if not valid:
             self.wrong(f"{process.name} was given {lease.lease_id}, whose time had run out")
         self.world.story(f"holds {lease.key} as {lease.lease_id}, token {lease.token}", process)
 
@@ -417,7 +444,7 @@ class Checker:
         finally:
             if process.alive:  # else it is cleared away, long after its death
                 belief.left = process.here
-                if inside or not self.world.features.release_ends_belief:
+                if inside:
                     belief.end = process.here
                 self.world.story(f"works no more under {lease.lease_id}", process)
 
@@ -474,13 +501,21 @@ class Checker:
         old: Mapping[str, Any] = before["holders"]["M"] if before else {}
         new: Mapping[str, Any] = after["holders"]["M"]
         takes = [name for name in new if name not in old]
+        # Too many dead holders for one write are removed by writes of their own, before somebody takes their place.
+        reclaims = bool(takes) or "#dead0" in params["UpdateExpression"]
         for name, holder in old.items():
             if name not in new:
-                self._gone(process, params, (key, name), holder["M"], taken=bool(takes))
+                self._gone(process, params, (key, name), holder["M"], reclaimed=reclaims)
                 by_hand = process in self.people
-                self._too_early(params, (key, name), holder["M"], taken=bool(takes), by_hand=by_hand)
+                self._too_early((key, name), holder["M"], reclaimed=reclaims, by_hand=by_hand)
             elif new[name] is not holder and not self._acts_for(process, name):
                 self.wrong(f"{process.name} changed the lease {name}, which is not its own")
+        vacated = int(after["vacated_at"]["N"]) / 1000 - BEGIN if "vacated_at" in after else NEVER
+        if vacated < self.world.now - _ESTIMATES - self.apart and after["vacated_at"] != (before or {}).get(
+            "vacated_at"
+        ):
+            # By a process that does not know the server's time: what was given back before it may come back.
+            self._guarded = {at for at in self._guarded if at[0] != key}
         for name in takes:
             self._comes_back((key, name), new[name]["M"])
             self.taken[key, name] = self.world.now, int(after["capacity"]["N"])
@@ -510,6 +545,8 @@ class Checker:
                 )
         if before is None or before.get("tickets") != after.get("tickets"):
             self.line.drew[key] = self.world.now
+            if "tickets" in after:
+                self.line.numbers[key, int(after["tickets"]["N"])] = self.world.now
         alone = before is not None and old and int(before["capacity"]["N"]) in ONE_OR_ALL
         if alone and "fixed" in after and "fixed" not in (before or ()):
             self.wrong(f"{process.name} set the capacity of {key}, which somebody held alone")
@@ -528,13 +565,13 @@ class Checker:
         at: Place,
         holder: Mapping[str, Any],
         *,
-        taken: bool,
+        reclaimed: bool,
     ) -> None:
         """A lease was removed from the record: of that key, with that id."""
         _, name = at
         if process in self.people:
             self.broken[at] = self.world.now
-        elif taken:
+        elif reclaimed:
             self.reclaimed[at] = self.world.now
             values = params["ExpressionAttributeValues"]
             if holder["version"] not in [value for alias, value in values.items() if "version" in alias]:
@@ -548,28 +585,25 @@ class Checker:
             if self.line.sent > self.calm:
                 self._undone.setdefault(name, self.world.now)
             told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
-            if abs(told - self.world.now) < _ESTIMATES:
+            if abs(told - self.world.now) < _ESTIMATES + self.apart:
                 self.given_back[at] = self.world.now
+                self._guarded.add(at)
             if holder["inside"]["M"]:
                 self.wrong(f"{process.name} released {name} with {list(holder['inside']['M'])} inside")
 
-    def _too_early(
-        self, params: Mapping[str, Any], at: Place, holder: Mapping[str, Any], *, taken: bool, by_hand: bool
-    ) -> None:
+    def _too_early(self, at: Place, holder: Mapping[str, Any], *, reclaimed: bool, by_hand: bool) -> None:
         """A lock with a `min_hold` is not handed on before its time, unless its holder died or was broken."""
         hold = float(_about(holder).get("hold", 0.0))
-        dead = taken and "resting" not in holder
+        dead = reclaimed and "resting" not in holder
         if (
             not hold
             or dead
             or by_hand
             or self.skew is None
+            or self.world.proxied  # it may go by the wall clock of a host
             or at[1] not in self._heard
             or at not in self.taken
         ):
-            return
-        told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
-        if not self.world.features.hold_by_server_time and abs(told - self.world.now) > _ESTIMATES:
             return
         earliest = self.taken[at][0] + hold - self.apart - _HOLD_TOLERANCE
         if self.world.now < earliest:
@@ -602,8 +636,13 @@ class Checker:
     def _comes_back(self, at: Place, holder: Mapping[str, Any]) -> None:
         """A lease that was given back is not taken again by a write that was made before. (One that carries a wrong
         clock's time cannot be told from a later one.)"""
-        taken = int(holder["acquired_at"]["N"]) / 1000 - BEGIN
-        if self.skew is not None and taken < self.given_back.get(at, -NEVER) - _ESTIMATES:
+        stamped = self.world.drawn.get(holder["version"]["S"], -NEVER)
+        taken = max(stamped, int(holder["acquired_at"]["N"]) / 1000 - BEGIN)
+        if (
+            at in self._guarded
+            and self.skew is not None
+            and taken < self.given_back.get(at, -NEVER) - _ESTIMATES - self.apart
+        ):
             self.wrong(f"{at[1]} was given back at {self.given_back[at]:.3f}, and has come back")
 
     def _acts_for(self, process: Process, lease_id: str) -> bool:
@@ -642,9 +681,9 @@ class Checker:
             except LockRecordError as damaged:
                 self.wrong(str(damaged))
                 continue
-            for name in record.holders:
-                undone = self._undone.get(name, -NEVER)
-                if self.taken.get((key, name), (NEVER, 0))[0] < undone:
+            for name, holder in record.holders.items():
+                undone = -NEVER if holder.resting else self._undone.get(name, -NEVER)
+                if self.taken.get((key, name), (NEVER, 0))[0] < undone - _UNDO:
                     self.wrong(f"{name} was given back at {undone:.3f}, and still holds {key}")
 
     def _told_in_time(self, belief: Belief) -> None:
@@ -656,12 +695,7 @@ class Checker:
         until = min(lost, belief.left, self.world.now)
         if runs_out + _NOTICE >= until:
             return
-        stopped = 0.0
-        for begin, end in process.stops:
-            delays = end > runs_out - belief.lease.lease_ms / 1000 and begin < until
-            if delays and not self.world.features.told_on_waking:
-                return
-            stopped += max(0.0, min(end, until) - max(begin, runs_out))
+        stopped = sum(max(0.0, min(end, until) - max(begin, runs_out)) for begin, end in process.stops)
         if until - runs_out - stopped > _NOTICE:
             self.wrong(
                 f"{belief.lease.lease_id} ran out at {runs_out:.3f}, and {process.name} was not told until {until:.3f}"

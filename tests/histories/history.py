@@ -23,7 +23,7 @@ from airflow_dynamo_lock.protocol.native import NativeFormat
 from tests.histories.checker import Checker
 from tests.histories.dynamodb import Table
 from tests.histories.network import CALM, KINDS, TABLE, Network, Sdk, Weather, answer_with
-from tests.histories.world import BEGIN, FEATURES, Assumptions, Features, Process, World
+from tests.histories.world import BEGIN, Assumptions, Process, World
 
 #: The longest stretch of the time between two looks, and what a try takes in calm weather, seconds.
 STRETCH, TRY = 1.25, 3.0
@@ -53,10 +53,9 @@ def play(
     seed: int,
     assumptions: Assumptions | None = None,
     tell: Callable[[str], None] | None = None,
-    features: Features | None = None,
 ) -> Verdict:
     """Play the history of that seed; `tell` is given its story, line by line."""
-    world = World(seed, assumptions or Assumptions(), features or FEATURES[-1], tell=tell)
+    world = World(seed, assumptions or Assumptions(), tell=tell)
     history = History(world)
     with world.patched(history.checker.term):
         history.play()
@@ -85,13 +84,12 @@ class History:
         )  # so many of those who wait stand in line
         self.lease = 6.0 if plain or races else chance.choice([6.0, 12.0, 30.0])
         self.grace = chance.choice([3.0, 6.0])
-        self.skew = 5.5 if plain or races else chance.choice([5.5, 10.0])
-        if world.features.wide_skew and chance.random() < 0.3:
-            self.skew = 25.0
+        self.skew = 5.5 if plain or races else chance.choice([5.5, 5.5, 10.0, 10.0, 25.0])
         self.longest = self.lease  # of all leases that were asked for
         self.hold = chance.choice([self.grace, self.grace, 30.0])
         self.poll = 1.0 if races else chance.choice([1.0, 3.0])
         dates = plain or chance.random() < 0.85
+        world.proxied = dates and not plain and chance.random() < 0.3
         apart = self.skew - 5.0 + world.assumptions.skew
         capacities = dict.fromkeys(self.keys, capacity)
         self.checker = Checker(world, capacities, self.skew - apart / 2 if dates else None, apart=apart)
@@ -106,7 +104,7 @@ class History:
         )
         self.checker.line.items = self.table.items
         self.network.arrived = self.checker.line.arrived
-        if self.kind == "shared" and world.features.many_dead_readers:
+        if self.kind == "shared" and chance.random() < 0.3:
             self._bury_readers()
         self.actors: dict[Process, str] = {}  # those that have not come to their end
         self.schedulers: list[Process] = []  # which live for ever
@@ -216,7 +214,9 @@ class History:
         if not world.run(done, latest):
             left = ", ".join(f"{each.name} ({what})" for each, what in self.actors.items())
             checker.wrong(f"{left} came to no end within {latest - begun:.0f} s after the storm")
-        elif chance.random() < 0.1:
+        elif (
+            chance.random() < 0.1 and not world.faults["capacity set"]
+        ):  # else it may hold the lock beside others
             world.run(lambda: False, world.now + 100.0)  # who still stands in line by then, does so for ever
             for key, process in waiting.items():
                 for left in (
@@ -434,9 +434,9 @@ class History:
     def _forget(self) -> None:
         """Somebody deletes the record of a lock, as soon as nobody holds it, again and again.
 
-        Not where answers have no ``Date``: the next token is then taken from the host clock of whoever comes next.
+        Not where a process sees no ``Date``: the next token may be taken from the wall clock of its host.
         """
-        if not self.network.dates:
+        if not self.network.dates or self.world.proxied:
             return
         process, key = self.process("person"), self.world.random.choice(self.keys)
         self.checker.people.append(process)
@@ -513,8 +513,12 @@ class History:
         self.actor(process, f"sets the capacity of {key}", set_it())
 
     def _expire(self) -> None:
-        """DynamoDB deletes what has expired, at a moment of its own choosing. DynamoDB Local never does."""
-        if not self.network.dates:
+        """DynamoDB deletes what has expired, at a moment of its own choosing.
+
+        Not where a process sees no ``Date``: the time of expiry, and the next token, may be taken from the wall clock
+        of its host.
+        """
+        if not self.network.dates or self.world.proxied:
             return
         for at, item in list(self.table.items.items()):
             if "expires_at" in item and int(item["expires_at"]["N"]) < BEGIN + self.world.now:

@@ -19,7 +19,7 @@ MOST = 4000
 
 
 @pytest.mark.parametrize(
-    "histories", [2_000, pytest.param(int(os.environ.get("HISTORIES", "100000")), marks=pytest.mark.proof)]
+    "histories", [1_000, pytest.param(int(os.environ.get("HISTORIES", "100000")), marks=pytest.mark.proof)]
 )
 def test_the_invariants_hold_in_all_histories(histories: int, tmp_path: Path) -> None:
     report = tmp_path / "histories.json"
@@ -42,17 +42,17 @@ def test_a_spoilt_protocol_is_found_out(name: str) -> None:
     assert find(name, MOST, first), f"{MUTATIONS[name].rule}: broken, and nothing shows it"
 
 
-@pytest.mark.parametrize("name", [name for name, each in MUTATIONS.items() if each.test is not None])
-def test_the_unit_test_of_a_mutation_fails_under_it(name: str) -> None:
+def test_the_unit_test_of_each_mutation_fails_under_it() -> None:
+    names = [name for name, each in MUTATIONS.items() if each.test is not None]
     run = subprocess.run(
-        [sys.executable, "-m", "tests.histories", "--unit-test", name], capture_output=True, text=True
+        [sys.executable, "-m", "tests.histories", "--unit-test", *names], capture_output=True, text=True
     )
-    assert run.returncode == 0, f"{MUTATIONS[name].rule}: broken, and its test passes\n{run.stdout}"
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
     ("broken", "first"),
-    [(Assumptions(rates=0.2), 249), (Assumptions(skew=20.0), 0)],
+    [(Assumptions(rates=0.2), 56), (Assumptions(skew=20.0), 0)],
     ids=[
         "clocks at rates that differ by more than the margin",
         "servers whose clocks differ by more than allowed",

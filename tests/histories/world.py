@@ -42,35 +42,6 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
-class Features:
-    """Checks and actors that fail on a known defect of the product. Switch each on after its defect is mended.
-
-    :ivar release_ends_belief: a holder believes in its lease until its client reports the lease as gone. Without it,
-        the checker ends the belief at the end of the holder's block, before the release is sent.
-    :ivar valid_when_granted: `acquire` and `lock` never return a lease whose time has run out.
-    :ivar told_on_waking: a holder learns that its lease ran out within a second after it was stopped, or its machine
-        suspended. Without it, the checker only judges losses that nothing of the kind has delayed.
-    :ivar hold_by_server_time: a process that has had no answer yet, and whose wall clock is ahead, does not release a
-        lock before its `min_hold` is over.
-    :ivar many_dead_readers: some histories begin with a shared lock that has 130 dead readers.
-    :ivar undated_processes: a proxy removes the ``Date`` header from the answers to some processes.
-    :ivar wide_skew: `max_clock_skew` may be 25 s, which is more than `TOKEN_AGE_MS` allows for.
-    """
-
-    release_ends_belief: bool = False
-    valid_when_granted: bool = False
-    told_on_waking: bool = False
-    hold_by_server_time: bool = False
-    many_dead_readers: bool = False
-    undated_processes: bool = False
-    wide_skew: bool = False
-
-
-#: Those of a history that names none: the last ones.
-FEATURES = [Features()]
-
-
-@dataclass(frozen=True)
 class Machine:
     """A machine's clocks.
 
@@ -126,7 +97,7 @@ class Process:
         self.busy_until = 0.0
         self.ids: set[str] = set()
         self.reaches = self.hears = True
-        self.undated = world.features.undated_processes and world.random.random() < 0.3
+        self.undated = world.proxied and world.random.random() < 0.5
         self.suspended = 0.0
         self.stops: list[tuple[float, float]] = []
         self._ready: deque[Handle] = deque()
@@ -220,19 +191,20 @@ class World:
     :ivar mistakes: errors that nobody has caught.
     :ivar stumbles: how likely a process is to be stopped for a while whenever it looks at its clock.
     :ivar suspends: some of these stops suspend the whole machine.
+    :ivar proxied: some processes reach DynamoDB by a proxy that removes the ``Date`` header from the answers.
     :ivar drawn: when each unique id was drawn, and thus each stamp made, in true time.
     :ivar tell: takes a line of the story, when that is wanted.
     """
 
     seed: int
     assumptions: Assumptions = field(default_factory=Assumptions)
-    features: Features = field(default_factory=Features)
     now: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     mistakes: list[str] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     stumbles: float = 0.0
     suspends: bool = False
+    proxied: bool = False
     drawn: dict[str, float] = field(default_factory=dict)
     tell: Callable[[str], None] | None = None
 

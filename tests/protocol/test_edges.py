@@ -21,8 +21,9 @@ from airflow_dynamo_lock.protocol.errors import (
     LockValueError,
 )
 from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.model import Busy, Granted, Term
-from tests.simulation import KEY, TABLE, Host, World
+from airflow_dynamo_lock.protocol.model import Busy, Granted, Released, Term
+from tests.protocol.test_line import waiting, woken
+from tests.simulation import KEY, TABLE, Host, World, a_lease
 
 #: DynamoDB's limit for the text of an expression, in bytes.
 EXPRESSION = 4096
@@ -165,6 +166,61 @@ def test_a_dead_holder_without_a_date_is_found_by_observation(world: World) -> N
     assert isinstance(other.take(), Granted)
 
 
+def test_forget_without_a_date_goes_by_the_hosts_clock(world: World) -> None:
+    """So the hosts' clocks have to be right where a record is deleted (docs/protocol.md)."""
+    first = undated(world, 2.0)
+    told = first.take().token
+    first.release()
+    waited = world.now
+
+    assert undated(world, -2.0).run(undated(world, -2.0).operations.forget(KEY))
+
+    assert world.now - waited > 10.0
+    assert undated(world, -2.0).take("next").token > told
+
+
+# -- a lock that is held for a while --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wall_clock_off", [-3600.0, 3600.0])
+def test_min_hold_is_kept_by_a_process_whose_first_request_is_the_release(
+    world: World, wall_clock_off: float
+) -> None:
+    holder = Host(world, "holder")
+    holder.take(min_hold_ms=20_000)
+    world.now += 5.0
+
+    outcome = Host(world, "another process", wall_clock_off).release("holder")
+
+    assert isinstance(outcome, Released)
+    assert outcome.hold_until_ms is not None
+    world.now += 13.0
+    assert isinstance(Host(world, "other").take(), Busy)
+
+
+@pytest.mark.parametrize("wall_clock_off", [-3600.0, 3600.0])
+def test_a_first_request_releases_a_lock_that_was_held_long_enough(
+    world: World, wall_clock_off: float
+) -> None:
+    Host(world, "holder").take(min_hold_ms=20_000)
+    world.now += 22.0
+    requests = len(world.sent)
+
+    assert Host(world, "another process", wall_clock_off).release("holder") == Released()
+
+    assert world.record().holders == {}
+    assert len(world.sent) == requests + 2, "it asks for the server's time"
+
+
+def test_a_first_request_releases_a_lock_without_min_hold_at_once(world: World) -> None:
+    Host(world, "holder").take()
+    requests = len(world.sent)
+
+    assert Host(world, "another process", 3600.0).release("holder") == Released()
+
+    assert len(world.sent) == requests + 1
+
+
 # -- answers that come late -------------------------------------------------------------------------------------------
 
 
@@ -292,6 +348,62 @@ def test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back(
     finally:
         sys.setswitchinterval(interval)
     assert all(lease.remaining() for lease in handed_out)
+
+
+# -- a server time that was told long ago ---------------------------------------------------------------------------
+
+WEEK = 7 * 24 * 3600.0
+
+
+@pytest.mark.parametrize("what", ["enter", "heartbeat", "abandon", "the heartbeat of a set"])
+def test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_the_holder_lives(
+    world: World, what: str
+) -> None:
+    """Its clock runs slow by a twentieth, so that its estimate of the server's time is hours behind."""
+    sleeper, holder = Host(world, "sleeper", clock_rate=0.95), Host(world, "holder")
+    for key in (KEY, "b"):
+        holder.run(holder.operations.try_acquire(holder.claim(key=key), undo=False))
+    if what == "abandon":
+        holder.enter("another process")
+    lease = a_lease("holder")
+    sleeper.run(sleeper.operations.get(KEY))
+    world.now += WEEK  # everybody sleeps
+
+    match what:
+        case "enter":
+            operation: Any = sleeper.operations.enter(KEY, "holder", "process", 15_000)
+        case "heartbeat":
+            operation = sleeper.operations.heartbeat(KEY, "holder", 30_000)
+        case "abandon":
+            operation = sleeper.operations.release(KEY, "holder", 1, 15_000, heard=True)
+        case _:
+            operation = sleeper.operations.heartbeat_all([lease, replace(lease, key="b")])
+    sleeper.run(operation)
+
+    assert isinstance(Host(world, "other").take(), Busy)
+
+
+# -- the head of a queue --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("priority", [0, -1, -5])
+def test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come(world: World, priority: int) -> None:
+    """The next in the queue is less urgent, so the place of a new waiter may be before it."""
+    holder, first, last, new = (Host(world, name) for name in ("holder", "first", "last", "new"))
+    holder.take()
+    one = waiting(first)
+    waiting(last, priority=-5)
+    holder.release()
+    one.step().step()  # it has seen the queue, and is about to take the lock
+    waiting(new, priority=priority)
+
+    assert woken(one) is not None
+
+    queue = holder.run(holder.line.everybody(KEY))
+    assert [each.owner for each in queue] == (["new", "last"] if priority > -5 else ["last", "new"])
+    head = world.record().first
+    assert head is not None
+    assert head <= queue[0].place
 
 
 # -- limits on settings -----------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_the_time_that_a_beat_has_is_for_all_of_its_requests_together(
     host = Host(world, "a")
     host.take()
     given: list[float | None] = []
-    beating = host.start(host.operations.heartbeat(KEY, "a", 30_000, within=7.0))
+    beating = host.start(host.operations.heartbeat(KEY, "a", 30_000, until=host.now() + 7.0))
 
     with pytest.raises(LockUnavailableError, match="written to by others"):
         _contend(world, beating, given, answers_take=2.0)

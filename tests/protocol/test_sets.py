@@ -250,6 +250,28 @@ def test_who_draws_at_the_same_time_draws_again(world: World) -> None:
     assert woken(second) is not None
 
 
+@pytest.mark.parametrize("requests", range(12))
+def test_of_two_sets_one_comes_first_in_every_queue(world: World, requests: int) -> None:
+    """Also if the second set enqueues between any two requests of the first one: else they wait for each other."""
+    holder, one, two = (Host(world, name) for name in ("holder", "one", "two"))
+    take_all(holder, "ab")
+    already = len(world.sent)
+    first = one.start(
+        one.operations.acquire_all(
+            claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, undo=True
+        )
+    )
+    while isinstance(first.effect, Request) and len(world.sent) < already + requests:
+        first.step()
+    waiting_for(two, "ba")
+    until_waiting(first)
+
+    queues = [[each.owner for each in holder.run(holder.line.everybody(key))] for key in "ab"]
+
+    assert sorted(queues[0]) == ["one", "two"]
+    assert queues[0] == queues[1]
+
+
 # -- keep and give back -----------------------------------------------------------------------------------------------
 
 

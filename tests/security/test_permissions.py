@@ -247,7 +247,7 @@ def follows(sdk: Any, policy: dict[str, Any], table: str = "streamed_locks") -> 
     watch.add(ticket)
     pauses = iter(range(3))
 
-    def sleep(_: float) -> None:
+    def sleep(_: float, since: float) -> None:
         if next(pauses) == 2:
             watch.remove(ticket)
 
