@@ -333,7 +333,10 @@ def test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it(world: 
     keeping = _keep(host).step().step()
     host.release()
     before = world.item()
+    while keeping.effect is not None and world.now < 100.0:
+        keeping.step()
 
+    assert keeping.effect is None
     assert isinstance(keeping.finish(), Ending)
     assert world.item() == before
 
