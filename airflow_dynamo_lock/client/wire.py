@@ -232,15 +232,15 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
                 f"The table {table!r} is not a lock table, its keys differ ({message}): "
                 "check its name; client.check_table() says what is expected and what was found."
             )
-        if bad := _BAD_VALUE.search(message):
-            return LockValueError(
-                f"DynamoDB does not store a value in {_ARGUMENTS.get(bad[2], repr(':' + bad[2]))} of the lock "
-                f"{_keys_of(request)} ({bad[1]}): change that value or leave it out."
-            )
         if "Item size" in message:
             return LockValueError(
                 f"There is no room for this in the record of the lock {_lock_of(request.params)} "
                 f"({message}): a DynamoDB item holds 400 KB; keep less in `data`."
+            )
+        if bad := _BAD_VALUE.search(message):
+            return LockValueError(
+                f"DynamoDB does not store a value in {_ARGUMENTS.get(bad[2], repr(':' + bad[2]))} of the lock "
+                f"{_keys_of(request)} ({bad[1]}): change that value or leave it out."
             )
         if request.action == "TransactWriteItems":
             return LockRecordError(

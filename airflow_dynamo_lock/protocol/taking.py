@@ -349,6 +349,7 @@ class Taking(Holding):
         undated = by_host and (record.unproven or record.holders[claim.lease_id].renewed_at_ms is not None)
         if undated:
             stamp = yield from self._fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), None)
+            acquired_at_ms = stamp.best_ms
             reply = yield in_time(self.format.put_right(claim, record, token, stamp), within)
             if reply.refused:
                 return None

@@ -208,12 +208,14 @@ def test_a_set_is_four_requests_and_one_for_each_heartbeat(
     make_client: MakeClient, proxy: Proxy, key: str
 ) -> None:
     client = make_client(proxy)
+    client.release(client.acquire(key))  # it knows the server's time now, or that the server does not tell it
+    first = len(proxy.whats())
     leases = client.acquire([f"{key}/{name}" for name in "abcde"])
     client.renew(leases)
     assert client.release(leases)
 
     transaction = "TransactWriteItems"
-    assert proxy.whats() == [transaction, "BatchGetItem", transaction, transaction]
+    assert proxy.whats()[first:] == [transaction, "BatchGetItem", transaction, transaction]
 
 
 @pytest.mark.proof

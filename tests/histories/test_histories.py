@@ -19,7 +19,7 @@ MOST = 4000
 
 
 @pytest.mark.parametrize(
-    "histories", [1_000, pytest.param(int(os.environ.get("HISTORIES", "100000")), marks=pytest.mark.proof)]
+    "histories", [2_000, pytest.param(int(os.environ.get("HISTORIES", "100000")), marks=pytest.mark.proof)]
 )
 def test_the_invariants_hold_in_all_histories(histories: int, tmp_path: Path) -> None:
     report = tmp_path / "histories.json"
