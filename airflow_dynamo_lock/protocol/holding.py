@@ -95,10 +95,17 @@ class Holding:
         dead.
 
         :param most_ms: how old it may be. A holder does without a tenth of its lease, so it may be as old as a lease.
+        :raises LockUnavailableError: the answers came without a ``Date``, or took longer than that.
         """
-        while not (stamp := self.stamp()).is_fresh(most_ms):
+        for _ in range(ROUNDS):
+            if (stamp := self.stamp()).is_fresh(most_ms):
+                return stamp
             yield in_time(self.format.get(key), _left(until, stamp.at))
-        return stamp
+        raise LockUnavailableError(
+            f"The server's time is needed to write to the lock {key!r}, but {ROUNDS} answers did not tell it within "
+            f"{most_ms / 1000:g} s: see whether a proxy removes the header Date, or take a longer lease.",
+            maybe_applied=False,
+        )
 
     # -- keep ---------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from airflow_dynamo_lock.protocol.errors import (
     LockValueError,
 )
 from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.model import Busy, Granted, Released, Term
+from airflow_dynamo_lock.protocol.model import Busy, Granted, Released, Renewed, Term
 from tests.protocol.test_line import waiting, woken
 from tests.simulation import KEY, TABLE, Host, World, a_lease
 
@@ -455,3 +455,15 @@ def test_a_holder_that_died_long_after_the_last_look_is_taken_over_at_once(world
     world.now += 3600.0
 
     assert isinstance(other.take(), Granted)
+
+
+def test_a_holder_whose_answers_have_lost_their_date_does_not_ask_for_ever(world: World) -> None:
+    holder = Host(world, "holder")
+    holder.take()
+    world.dates = False
+    world.now += 31.0
+
+    with pytest.raises(LockUnavailableError, match="removes the header Date"):
+        holder.beat()
+    world.dates = True
+    assert isinstance(holder.beat(), Renewed)
