@@ -45,7 +45,7 @@ test: .venv/.dev
 TESTS ?= tests
 proof: .venv/.dev
 	@failed=0; \
-	.venv/bin/pytest --numprocesses 3 -m proof $(TESTS) || failed=1; \
+	.venv/bin/pytest --numprocesses 2 -m proof $(TESTS) || failed=1; \
 	$(MAKE) --no-print-directory matrix || failed=1; \
 	exit $$failed
 
