@@ -14,7 +14,7 @@ COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --g
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
 	@echo 'make test    every rule, once, in seven minutes; one run of two real Airflow deployments among them'
-	@echo 'make proof   all other tests, in up to 45 minutes: a second engine, disasters in a real Airflow and in real'
+	@echo 'make proof   all other tests, over an hour: a second engine, disasters in a real Airflow and in real'
 	@echo '             processes, 200 waiters, fuzzing, permissions, other libraries, HISTORIES=100000, make matrix;'
 	@echo '             TESTS="tests/chaos -k minute" chooses tests, AIRFLOW=3.0.6 a release for the matrix'
 	@echo 'make matrix  the Airflow layer and a real deployment on each release of Airflow under its own pins, and once as'
