@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock import leases
+from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.compat import (
     end_process,
     has_ended,
@@ -168,10 +169,6 @@ class Guard:
 
     def _stop(self, lost: LockLostError, within: float) -> None:
         """Stop the task, whatever it catches; if it does not end in time, end the process."""
-        from airflow_dynamo_lock.client.wire import (
-            monotonic,
-        )  # it loads the AWS SDK, and a DAG that is parsed must not
-
         with self._lock:
             if self._lost is not None:
                 return
@@ -191,10 +188,6 @@ class Guard:
 
     def _interrupt(self, interruption: BaseException, until: float) -> None:
         """Raise an exception in the task's code, and wait for the task to end."""
-        from airflow_dynamo_lock.client.wire import (
-            monotonic,
-        )  # it loads the AWS SDK, and a DAG that is parsed must not
-
         self._interruption = interruption
         while self._is_working() and monotonic() < until:
             # Only Python's main thread handles signals, and the task may have replaced the handler. Where it is ours,

@@ -142,7 +142,7 @@ def _permissions(where: Settings) -> str:
     finally:
         locks.release(lease)
     with suppress(LockAccessError, LockValueError):
-        # At once: nobody compares the tokens of this lock. A lock that another doctor holds or waits for stays.
+        # At once: no program uses the tokens of this lock. While another doctor holds it or waits for it, it stays.
         locks._run(locks._core.operations.forget(_KEY, at_once=True))
     if refusals:
         raise _Warning("; ".join(["a lock can be acquired, renewed and released", *refusals]))

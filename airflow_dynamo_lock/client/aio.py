@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from botocore import xform_name
 
+from airflow_dynamo_lock.client.clock import monotonic, pieces
 from airflow_dynamo_lock.client.core import (
     AcquireOptions,
     AnyLease,
@@ -29,7 +30,7 @@ from airflow_dynamo_lock.client.core import (
     lost_in_use,
     name_of,
 )
-from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, pieces, reply
+from airflow_dynamo_lock.client.wire import answer_to, not_answered, reply
 from airflow_dynamo_lock.protocol import limits, table
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, Tell, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import (
@@ -542,7 +543,7 @@ async def _sleep(seconds: float, since: float) -> None:
 
 @asynccontextmanager
 async def _timeout(seconds: float | None, since: float | None) -> AsyncIterator[None]:
-    """`asyncio.timeout` that counts the time for which the machine is suspended (see `wire.pieces`)."""
+    """`asyncio.timeout` that counts the time for which the machine is suspended (see `clock.pieces`)."""
     if seconds is None:
         yield
         return

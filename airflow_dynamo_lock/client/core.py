@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, TypeVar
 
-from airflow_dynamo_lock.client.wire import monotonic
+from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.protocol import limits
 from airflow_dynamo_lock.protocol.effects import Operation, ServerClock, Sleep, Stamp
 from airflow_dynamo_lock.protocol.errors import (
@@ -253,7 +253,7 @@ class ClientCore:
             claims = self._claims(key, options)
 
     def _give_back_late(self, lease: Lease | LeaseSet, options: ClaimOptions) -> Operation[None]:
-        """A lease that has run out before its caller has heard of it. It may be somebody else's by now."""
+        """Release a lease that expired before its grant arrived. Another process may hold the lock by now."""
         log.warning(
             "The answer to the grant of %s came after the lease's end; giving it back.", name_of(lease)
         )
@@ -292,10 +292,8 @@ class ClientCore:
         if duration is not None or data is not None:
             lease_ms = None
             if duration is not None:
-                lease_ms = max(
-                    _ms(limits.checked_lease("duration", duration, each.slots, each.capacity))
-                    for each in leases
-                )
+                for each in leases:
+                    lease_ms = _ms(limits.checked_lease("duration", duration, each.slots, each.capacity))
             change = Change(lease_ms, limits.checked_map("data", data))
             leases = [replace(each, lease_ms=lease_ms or each.lease_ms) for each in leases]
         outcome = yield from self.operations.heartbeat_all(leases, change=change)
@@ -585,7 +583,7 @@ class ClientCore:
 
 
 def _undoable(options: ClaimOptions) -> bool:
-    """Whether nobody else can use the lease id of this claim."""
+    """Whether this call made the lease id, so that no other process can use it."""
     return options.get("lease_id") is None
 
 

@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from botocore import xform_name
 
+from airflow_dynamo_lock.client.clock import monotonic, pieces
 from airflow_dynamo_lock.client.core import (
     AcquireOptions,
     AnyLease,
@@ -32,7 +33,7 @@ from airflow_dynamo_lock.client.core import (
     lost_in_use,
     name_of,
 )
-from airflow_dynamo_lock.client.wire import answer_to, monotonic, not_answered, pieces, reply
+from airflow_dynamo_lock.client.wire import answer_to, not_answered, reply
 from airflow_dynamo_lock.protocol import limits, table
 from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, T, Tell, WaitForRoom
 from airflow_dynamo_lock.protocol.errors import LockError, LockLostError, LockRecordError, LockValueError

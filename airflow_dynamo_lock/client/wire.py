@@ -1,4 +1,4 @@
-"""Between the AWS SDK and the protocol: settings, the clock, and what an SDK's answer or exception means.
+"""Between the AWS SDK and the protocol: settings, and what an SDK's answer or exception means.
 
 Rule R6 lives here: whatever is not known to be a success becomes a typed error, with one sentence that says what to do.
 """
@@ -6,16 +6,16 @@ Rule R6 lives here: whatever is not known to be a success becomes a typed error,
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from botocore import exceptions as aws
 from botocore.config import Config
 
+from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.protocol.effects import Reply, Request
 from airflow_dynamo_lock.protocol.errors import (
     LockAccessError,
@@ -46,42 +46,6 @@ def sdk_config(**overrides: Any) -> Config:
     """`SDK_SETTINGS`, with `overrides`, for ``boto3.client("dynamodb", config=sdk_config())``."""
     return Config(**{**SDK_SETTINGS, **overrides})
 
-
-def monotonic() -> float:
-    """Seconds on a clock that nobody sets and that goes on while the machine sleeps, where there is one (rule R4)."""
-    return _clock()
-
-
-def _clock_that_counts_sleep() -> Callable[[], float]:
-    # Linux: CLOCK_BOOTTIME. macOS: CLOCK_MONOTONIC, which counts sleep there, unlike time.monotonic().
-    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
-        if hasattr(time, name):
-            return partial(time.clock_gettime, getattr(time, name))
-    return time.monotonic
-
-
-_clock = _clock_that_counts_sleep()
-
-
-def pieces(seconds: float, since: float | None = None) -> Iterator[float]:
-    """Divide a wait into waits of at most 1 s, and end it early if the machine was suspended meanwhile.
-
-    Threads and event loops wait by a clock that stops during a suspend. Leases expire by one that does not.
-
-    :param since: when the wait begins, monotonic seconds; by default now. The caller passes a moment from before it
-        computed `seconds`, so that the wait also ends early if the process was stopped after that.
-    """
-    end = (monotonic() if since is None else since) + seconds
-    while True:
-        piece = max(0.0, min(seconds, end - monotonic(), _LONGEST_WAIT))
-        yield piece
-        seconds -= piece
-        if seconds <= 0 or monotonic() >= end:
-            return
-
-
-# Seconds. A holder detects an expired lease this long after its machine resumes, at the latest.
-_LONGEST_WAIT = 1.0
 
 # A condition did not hold; and, in S3, there is no such object, or somebody writes it just now.
 _REFUSED = {

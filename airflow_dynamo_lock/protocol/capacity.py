@@ -103,8 +103,9 @@ def kind(capacity: int) -> str:
 def enough(claim: Claim, record: LockRecord, dead: list[Holder], leave: int) -> tuple[Holder, ...]:
     """As many of the dead as must make place for the claim, and for those who are to have the lock first.
 
-    All of them where the capacity changes: only an otherwise empty lock may do that. And all of them where it is
-    shared: no reader ever lacks a slot, so dead readers would pile up. Those who may have died at work come first.
+    All of them where the capacity changes: only an otherwise empty lock may do that. All of them where the lock is
+    shared as well: readers never run out of slots, so nothing else would remove dead readers. Holders that may have
+    died at work come first.
     """
     dead = sorted(dead, key=lambda holder: holder.resting)
     if record.capacity != claim.capacity or claim.capacity == SHARED:

@@ -528,9 +528,8 @@ def _turn(record: LockRecord | None, mine: Waiter | None, ahead: list[Waiter], f
     late = mine is not None and record.tickets > number_of(mine.place)
     head = following or (mark_after(mine.place) if mine is not None and late else None)
     if head is None or (record.first is not None and in_class(head) > in_class(record.first)):
-        # The queue ends with the one who takes the lock, or the head passes places of more urgent waiters: on the
-        # condition that nobody has drawn a number meanwhile. A record that was forgotten and made anew does not know
-        # that any were drawn.
+        # The claimant was the last in the queue, or the head moves past places of more urgent waiters. Both are right
+        # only if no number was drawn since the look. A record that was deleted and made again shows no drawn numbers.
         drawn = "#tickets = :tickets" if record.tickets else "attribute_not_exists(#tickets)"
         condition, values = f"{condition} AND {drawn}", {**values, ":tickets": record.tickets}
     return Turn(condition, head, values)

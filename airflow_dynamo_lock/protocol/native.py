@@ -408,7 +408,10 @@ class NativeFormat(TableReads):
         )
 
     def forget(self, key: str, latest_token: int | None) -> Request:
-        """Delete the record of a lock that nobody holds or waits for, if its last token is no later than that."""
+        """Delete the record of a lock without holders and waiters.
+
+        :param latest_token: delete it only if its last token is at most this; None deletes it with any token.
+        """
         alone = "#available = #capacity AND size(#holders) = :zero AND attribute_not_exists(#first)"
         if latest_token is not None:
             alone += " AND #token <= :latest"

@@ -338,8 +338,8 @@ class Taking(Holding):
         A process's first write has only the host's clock to stamp and to seed a token with, and a machine that was
         paused an old estimate of the server's. Nobody is told of a grant before the `Date` of the answer has confirmed
         what the record shows, or it has been put right: until then it does no harm if somebody takes the holder for
-        dead. If the answer has no `Date`, others may still see one: the times are removed, so that nobody can draw a
-        conclusion from them, and the token counts as it is.
+        dead. If the answer has no `Date`, other processes may still get one: the times are removed, so that no process
+        compares them with its own `Date`, and the token counts as it is.
         """
         claim, stamp = write.claim, write.stamp
         token, acquired_at_ms = record.token, record.holders[claim.lease_id].acquired_at_ms or stamp.best_ms
@@ -347,17 +347,13 @@ class Taking(Holding):
         seed_is_wrong = record.unproven and not self._close(reply, token)
         by_host = stamp.server_ms is None and reply.server_ms is None
         undated = by_host and (record.unproven or record.holders[claim.lease_id].renewed_at_ms is not None)
-        if undated:
-            stamp = yield from self._fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), None)
-            acquired_at_ms = stamp.best_ms
-            reply = yield in_time(self.format.put_right(claim, record, token, stamp), within)
-            if reply.refused:
-                return None
-        elif seed_is_wrong or not self._close(reply, record.holders[claim.lease_id].renewed_at_ms, stamp):
+        time_is_wrong = not self._close(reply, record.holders[claim.lease_id].renewed_at_ms, stamp)
+        if undated or seed_is_wrong or time_is_wrong:
             stamp = yield from self._fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), None)
             acquired_at_ms = stamp.best_ms
             if (
                 record.unproven
+                and not undated
                 and not 0 <= token - acquired_at_ms <= _AHEAD_MS + self.observer.max_clock_skew_ms
             ):
                 token = acquired_at_ms

@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockError, LockLostError
 from airflow_dynamo_lock.client import core
-from airflow_dynamo_lock.client.wire import monotonic
+from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.protocol.model import Term
 from tests.chaos.log import Log
 from tests.chaos.settings import CAPACITIES, GRACE, LEASE, Role

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from airflow_dynamo_lock import LockError
-from airflow_dynamo_lock.client.wire import monotonic
+from airflow_dynamo_lock.client.clock import monotonic
 from tests.chaos import disasters, log
 from tests.chaos.actors import Place
 from tests.chaos.disasters import Disaster

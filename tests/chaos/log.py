@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airflow_dynamo_lock.client.wire import monotonic
+from airflow_dynamo_lock.client.clock import monotonic
 
 
 @dataclass(frozen=True)

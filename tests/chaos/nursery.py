@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from airflow_dynamo_lock.client.wire import monotonic
+from airflow_dynamo_lock.client.clock import monotonic
 from tests.chaos import actors
 from tests.chaos.settings import Role
 from tests.client.clients import async_lock_client, lock_client

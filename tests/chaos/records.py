@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_dynamo_lock.client.wire import monotonic
+from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.protocol.limits import WAITING
 from tests.client.proxy import Seen
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockLostError
-from airflow_dynamo_lock.client import sync, wire
+from airflow_dynamo_lock.client import clock, sync
 from airflow_dynamo_lock.client.sync import KeepAlive
 from airflow_dynamo_lock.protocol.effects import Operation, Sleep
 from airflow_dynamo_lock.protocol.holding import Holding
@@ -55,7 +55,7 @@ class Machine:
 @pytest.fixture
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine: Machine = getattr(request, "param", Machine)()
-    monkeypatch.setattr(wire, "_clock", machine.clock)
+    monkeypatch.setattr(clock, "_clock", machine.clock)
     return machine
 
 
@@ -69,7 +69,7 @@ def the_lease(client: LockClient | AsyncLockClient) -> Lease:
     """A lease whose last heartbeat was just now."""
     lease = client._core.with_term(Lease("key", "lease", 1, "owner", 1, 1, int(LEASE * 1000), 1000, 0))
     assert lease.term
-    lease.term.renewed(wire.monotonic(), lease.lease_ms)
+    lease.term.renewed(clock.monotonic(), lease.lease_ms)
     return lease
 
 
@@ -307,10 +307,10 @@ def test_the_clock_is_the_one_that_counts_sleep(
     monkeypatch: pytest.MonkeyPatch, system: dict[str, int], chosen: int
 ) -> None:
     clocks = SimpleNamespace(monotonic=lambda: -1.0, clock_gettime=lambda clock: float(clock), **system)
-    monkeypatch.setattr(wire, "time", clocks)
-    assert wire._clock_that_counts_sleep()() == chosen
+    monkeypatch.setattr(clock, "time", clocks)
+    assert clock._clock_that_counts_sleep()() == chosen
 
 
 def test_where_there_is_no_such_clock_it_is_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=time.monotonic))
-    assert wire._clock_that_counts_sleep() is time.monotonic
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=time.monotonic))
+    assert clock._clock_that_counts_sleep() is time.monotonic

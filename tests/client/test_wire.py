@@ -17,6 +17,7 @@ from airflow_dynamo_lock import (
     sdk_config,
 )
 from airflow_dynamo_lock.client import wire
+from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.protocol.effects import Request
 from airflow_dynamo_lock.protocol.errors import LockConflictError
 from airflow_dynamo_lock.protocol.streams import StreamGoneError
@@ -278,8 +279,8 @@ def test_the_date_header_is_the_servers_time(date: str | None, server_ms: int | 
 
 
 def test_the_clock_goes_on_and_is_nobodys_to_set() -> None:
-    before = wire.monotonic()
-    assert wire.monotonic() >= before
+    before = monotonic()
+    assert monotonic() >= before
 
 
 # -- settings -------------------------------------------------------------------------------------------------------

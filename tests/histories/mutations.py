@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from airflow_dynamo_lock.client import wire
+from airflow_dynamo_lock.client import clock
 from airflow_dynamo_lock.client.core import ClientCore, leases_of
 from airflow_dynamo_lock.protocol import line, model, native, places, streams, taking
 from airflow_dynamo_lock.protocol.effects import Reply, Request, ServerClock, Stamp
@@ -361,7 +361,7 @@ MUTATIONS = {
         "R4: a lease is counted on a clock that counts suspended time",
         lambda: [
             patch(f"airflow_dynamo_lock.client.{module}.monotonic", _clock_that_sleeps)
-            for module in ("aio", "core", "wire")
+            for module in ("aio", "clock", "core", "wire")
         ],
         seed=13,
     ),
@@ -638,7 +638,7 @@ MUTATIONS = {
     # -- what was mended after the checks of the simulation had been made stricter ------------------------------------
     "wait-counted-late": Mutation(
         "R4: a wait is counted from before its length was computed",
-        _edited(wire.pieces, ("monotonic() if since is None else since", "monotonic()")),
+        _edited(clock.pieces, ("monotonic() if since is None else since", "monotonic()")),
         test="tests/client/test_suspend.py"
         "::test_a_coroutine_that_is_stopped_between_two_steps_learns_of_its_loss_within_a_second",
     ),
@@ -675,7 +675,7 @@ MUTATIONS = {
     ),
     "undated-grant-stamped": Mutation(
         "R3: a process whose answers have no `Date` leaves no stamp of its host's clock",
-        _edited(Operations._granted, ("if undated:", "if False:")),
+        _edited(Operations._granted, ("if undated or", "if")),
         seed=21,
     ),
     "nothing-left-for-others": Mutation(

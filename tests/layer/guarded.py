@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import boto3
 
@@ -45,19 +46,11 @@ def tell(line: str) -> None:
     print(line, flush=True)
 
 
-def swallows_exceptions() -> None:
+def swallows(exceptions: type[BaseException]) -> None:
     while True:
         try:
             threading.Event().wait()
-        except Exception as failure:
-            tell(f"swallowed {type(failure).__name__}")
-
-
-def swallows_everything() -> None:
-    while True:
-        try:
-            threading.Event().wait()
-        except BaseException as failure:
+        except exceptions as failure:
             tell(f"swallowed {type(failure).__name__}")
 
 
@@ -69,16 +62,16 @@ def has_its_own_handler() -> None:
 def has_a_child() -> None:
     child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
     tell(f"child {child.pid}")
-    swallows_everything()
+    swallows(BaseException)
 
 
 def is_in_a_thread() -> None:
     threading.Event().wait()
 
 
-BODIES = {
-    "swallows exceptions": swallows_exceptions,
-    "swallows everything": swallows_everything,
+BODIES: dict[str, Callable[[], None]] = {
+    "swallows exceptions": partial(swallows, Exception),
+    "swallows everything": partial(swallows, BaseException),
     "has its own handler": has_its_own_handler,
     "has a child": has_a_child,
     "is in a thread": is_in_a_thread,

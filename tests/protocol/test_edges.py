@@ -231,7 +231,7 @@ class Slow:
         self.client, self.now, self.failures = client, 1000.0, 0
         self.seconds: Iterator[float] = iter(())
         self.meanwhile: Callable[[], None] = lambda: None
-        monkeypatch.setattr("airflow_dynamo_lock.client.wire._clock", lambda: self.now)
+        monkeypatch.setattr("airflow_dynamo_lock.client.clock._clock", lambda: self.now)
 
     def update_item(self, **params: Any) -> Any:
         if self.failures:
@@ -433,12 +433,18 @@ def test_nothing_lasts_longer_than_a_record_is_kept(option: str) -> None:
 # -- a wrong Date -----------------------------------------------------------------------------------------------------
 
 
-def test_a_holder_seen_to_beat_is_not_taken_for_dead_by_a_wrong_date(world: World) -> None:
+def seen_to_beat(world: World, after: float) -> Host:
+    """A host that looked at the lock those seconds before its holder sent the last heartbeat."""
     holder, other = Host(world, "holder"), Host(world, "other")
     holder.take()
     other.take()
-    world.now += 5.0
+    world.now += after
     holder.beat()
+    return other
+
+
+def test_a_holder_seen_to_beat_is_not_taken_for_dead_by_a_wrong_date(world: World) -> None:
+    other = seen_to_beat(world, after=5.0)
     world.server_off = lambda: 120.0
 
     assert isinstance(other.take(), Busy)
@@ -447,11 +453,7 @@ def test_a_holder_seen_to_beat_is_not_taken_for_dead_by_a_wrong_date(world: Worl
 
 
 def test_a_holder_that_died_long_after_the_last_look_is_taken_over_at_once(world: World) -> None:
-    holder, other = Host(world, "holder"), Host(world, "other")
-    holder.take()
-    other.take()
-    world.now += 25.0
-    holder.beat()
+    other = seen_to_beat(world, after=25.0)
     world.now += 3600.0
 
     assert isinstance(other.take(), Granted)

@@ -551,7 +551,7 @@ class ForeignTable(TableReads, OneHolder):
         return self._free(key, condition, {":me": lease_id, ":none": 0}, stamp)
 
     def forget(self, key: str, latest_token: int | None) -> Request:
-        """Delete the item of a lock that nobody holds. It has no token."""
+        """Delete the item of a lock without holder. It has no token, so `latest_token` is not used."""
         return self._request("DeleteItem", key, "", *self.free)
 
     def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:

@@ -1,0 +1,43 @@
+"""The clock that leases are counted on (rule R4), and waiting by it. Importing it loads no AWS SDK."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+# Seconds. A holder detects an expired lease this long after its machine resumes, at the latest.
+_LONGEST_WAIT = 1.0
+
+
+def monotonic() -> float:
+    """Seconds on a clock that nobody sets and that goes on while the machine sleeps, where there is one (rule R4)."""
+    return _clock()
+
+
+def _clock_that_counts_sleep() -> Callable[[], float]:
+    # Linux: CLOCK_BOOTTIME. macOS: CLOCK_MONOTONIC, which counts sleep there, unlike time.monotonic().
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
+        if hasattr(time, name):
+            return partial(time.clock_gettime, getattr(time, name))
+    return time.monotonic
+
+
+_clock = _clock_that_counts_sleep()
+
+
+def pieces(seconds: float, since: float | None = None) -> Iterator[float]:
+    """Divide a wait into waits of at most 1 s, and end it early if the machine was suspended meanwhile.
+
+    Threads and event loops wait by a clock that stops during a suspend. Leases expire by one that does not.
+
+    :param since: when the wait begins, monotonic seconds; by default now. The caller passes a moment from before it
+        computed `seconds`, so that the wait also ends early if the process was stopped after that.
+    """
+    end = (monotonic() if since is None else since) + seconds
+    while True:
+        piece = max(0.0, min(seconds, end - monotonic(), _LONGEST_WAIT))
+        yield piece
+        seconds -= piece
+        if seconds <= 0 or monotonic() >= end:
+            return
