@@ -5,6 +5,9 @@ PYTHON ?= python3.13 python3.12 python3.11 python3
 USABLE  = import ensurepip, sqlite3, ssl, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 
 export UV_PYTHON_DOWNLOADS = never
+# The tests and the demo start hundreds of Python processes: each would compile anew what is not compiled.
+export UV_COMPILE_BYTECODE = 1
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
           --no-annotate --no-emit-index-url --custom-compile-command "make lock"

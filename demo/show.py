@@ -33,7 +33,7 @@ WORKER_SLOTS = 2  # of each deployment: fewer than it has runs waiting
 TABLE = "airflow_locks"
 REGION = "us-east-1"
 CREDENTIALS = "not-a-secret"  # the embedded DynamoDB takes any
-PATIENCE = 25.0  # seconds that each turn may take, on average, until the demo gives up
+PATIENCE = 60.0  # seconds that each turn may take, on average, until the demo gives up
 POLL = 1.0
 
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 
+import botocore.loaders
+import botocore.session
 import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
@@ -33,6 +36,9 @@ for _name in [name for name in os.environ if name.startswith("AIRFLOW_")]:
 _home = tempfile.TemporaryDirectory(prefix="airflow-")  # removed at exit
 os.environ.update(AIRFLOW_HOME=_home.name, AIRFLOW__CORE__LOAD_EXAMPLES="False")
 
+# Each new client would read the descriptions of all services again, which takes longer than most tests.
+botocore.session.create_loader = cache(botocore.loaders.create_loader)
+
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[Engine]:
@@ -52,6 +58,8 @@ def dynamodb_local() -> Iterator[Engine]:
 ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/chaos/")
 #: Files with long tests that share nothing.
 APART = ("tests/histories/", "tests/cli/test_run.py", "tests/layer/test_guard.py")
+#: Tests on DynamoDB Local: one worker runs them, so that it is started once.
+LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/histories/test_dynamodb.py")
 #: They take longest, so they begin first.
 FIRST = (*ALONE, *APART, "tests/test_example_dags.py")
 
@@ -61,15 +69,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """Give each worker a file at a time, as ``--dist loadfile`` does, but all files in `ALONE` to one worker, and each
-    test of `APART` to any."""
+    """Give each worker a file at a time, as ``--dist loadfile`` does, but all files in `ALONE` to one worker, the tests
+    in `LOCAL` too, and each test of `APART` to any."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(ALONE):
             return "alone"
+        if any(name in nodeid for name in LOCAL):
+            return "DynamoDB Local"
         return nodeid if nodeid.startswith(APART) else str(super()._split_scope(nodeid))
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     config.option.loadscopereorder = False  # keep the order of `pytest_collection_modifyitems`
     return Scheduling(config, log)

@@ -25,6 +25,8 @@ from bench.measure import handover
 from bench.meter import Meter, engine_client, item_size
 from tests.engines import Engine, MotoServer
 
+pytestmark = pytest.mark.proof
+
 CYCLES = 3
 
 

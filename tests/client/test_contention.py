@@ -34,10 +34,10 @@ def _turns(ledger: list[Entry]) -> Counter[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_in_one_process_take_turns(engine: Engine, key: str, ledger: str, kind: str) -> None:
-    wrote = contend([Contenders(kind, engine.endpoint_url, key, ledger, members=2, rounds=20)], within=60)
+    wrote = contend([Contenders(kind, engine.endpoint_url, key, ledger, members=2, rounds=8)], within=60)
 
     _assert_one_at_a_time(wrote)
-    assert list(_turns(wrote).values()) == [20, 20]
+    assert list(_turns(wrote).values()) == [8, 8]
 
 
 def test_two_processes_take_turns(engine: Engine, key: str, ledger: str) -> None:

@@ -11,6 +11,8 @@ from airflow_dynamo_lock.protocol.errors import LockRecordError, LockTimeoutErro
 from tests.fuzz.items import FOREIGN, LONG_AGO, NOW_MS, Item, of_many
 from tests.fuzz.judge import MOVES, Table, judge, lease_of, play, understood
 
+pytestmark = pytest.mark.proof
+
 KEY = "warehouse/orders"
 NUMBER = {"N": "17"}
 
@@ -85,7 +87,7 @@ UNDERSTOOD: dict[str, Item] = {
 READS_FIRST = [name for name, move in MOVES.items() if not move.writes_blind]
 
 
-@pytest.fixture(params=["moto", pytest.param("dynamodb-local", marks=pytest.mark.proof)])
+@pytest.fixture(params=["moto", "dynamodb-local"])
 def table(request: pytest.FixtureRequest) -> Table:
     name = {"moto": "moto_table", "dynamodb-local": "local_table"}[request.param]
     table: Table = request.getfixturevalue(name)
@@ -102,7 +104,6 @@ def test_a_damaged_record_is_refused_and_left_as_it_is(table: Table, item: Item)
         judge(KEY, MOVES[name], lease, play(table, KEY, MOVES[name], lease))
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("item", UNDERSTOOD.values(), ids=UNDERSTOOD.keys())
 @pytest.mark.parametrize("move", MOVES)
 def test_an_unusual_record_is_understood_and_what_is_unknown_survives(
@@ -115,7 +116,6 @@ def test_an_unusual_record_is_understood_and_what_is_unknown_survives(
     assert (played.after or {}).get("later") == item.get("later")
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("move", ["get", "list", "try_acquire", "renew", "give_back"])
 def test_a_record_near_the_size_limit(moto_table: Table, move: str) -> None:
     """Too little room for more is an error of the caller's, not a damaged record."""
@@ -126,7 +126,6 @@ def test_a_record_near_the_size_limit(moto_table: Table, move: str) -> None:
     moto_table.delete(KEY)
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("move", ["get", "list", "try_acquire", "break_lock"])
 def test_one_damaged_holder_of_hundreds(moto_table: Table, move: str) -> None:
     item = of_many(200, 100, lambda values: values.pop("version"))

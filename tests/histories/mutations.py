@@ -347,7 +347,7 @@ MUTATIONS = {
     "lost-acquire-is-busy": Mutation(
         "R5: an acquire whose answer was lost finds its own lease",
         _patched(NativeFormat, "take_again", lambda self, claim, mine, stamp: self.take_idle(claim, stamp)),
-        seed=2,
+        seed=8,
     ),
     # -- a to k of the list of holes that an attack on the protocol found -------------------------------------------
     "reclaim-without-room": Mutation(

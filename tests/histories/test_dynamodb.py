@@ -18,6 +18,8 @@ from airflow_dynamo_lock.protocol.native import NativeFormat
 from tests.engines import DynamoDBLocal
 from tests.histories.sdk import SimulatedClient
 
+pytestmark = pytest.mark.proof
+
 TABLE = "locks"
 WRITES, REQUESTS = 800, 600
 

@@ -45,7 +45,7 @@ def _update(condition: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=["moto", "dynamodb_local"])
+@pytest.fixture(params=["moto", pytest.param("dynamodb_local", marks=pytest.mark.proof)])
 def engine(request: pytest.FixtureRequest) -> Any:
     """A client of an engine with a lock table."""
     served: Engine = request.getfixturevalue(request.param)
