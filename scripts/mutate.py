@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,26 +108,28 @@ def _change(node: ast.AST, variant: int) -> str | None:
     return f"{before} -> {ast.unparse(node)}"
 
 
-def killed_by(mutant: Mutant, histories: int, tests: Sequence[str]) -> str | None:
-    """What notices the mutant; None if nothing does."""
+def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> str | None:
+    """What notices the mutant; None if nothing does. Without a mutant, what fails anyway."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        shutil.copytree(ROOT / PACKAGE, Path(folder, PACKAGE), ignore=shutil.ignore_patterns("__pycache__"))
-        Path(folder, PACKAGE, "protocol", mutant.path.name).write_text(mutant.source())
-        environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+        # The tests too: whatever Python is started in the repository finds the repository's package first.
+        for copied in (PACKAGE, "tests"):
+            shutil.copytree(ROOT / copied, Path(folder, copied), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        if mutant is not None:
+            Path(folder, PACKAGE, "protocol", mutant.path.name).write_text(mutant.source())
         play = (
             "from tests.histories.many import play_some\n"
             f"print(next((s for s in range({histories}) if play_some([s])[0].violations), ''))"
         )
-        pytest = ["-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *tests]
+        pytest = ["-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m", "not proof", *tests]
         for what, arguments in (("history", ["-c", play]), ("test", pytest)):
             try:
                 run = subprocess.run(  # noqa: S603
                     [sys.executable, *arguments],
-                    cwd=ROOT,
-                    env=environment,
+                    cwd=folder,
                     capture_output=True,
                     text=True,
-                    timeout=600,
+                    timeout=120,
                 )
             except subprocess.TimeoutExpired:
                 return f"{what}: no end"
@@ -146,6 +149,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="number of mutants to try, all by default")
     parser.add_argument("--seed", type=int, default=1, help="chooses the sample")
     parser.add_argument("--histories", type=int, default=200, help="histories for each mutant")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="mutants at a time, one for each core"
+    )
     parser.add_argument("tests", nargs="*", default=["tests/protocol"], help="tests for each mutant")
     chosen = parser.parse_args()
     modules = chosen.module or [path.stem for path in sorted(CORE.glob("*.py")) if path.stem not in LEFT_OUT]
@@ -156,12 +162,15 @@ def main() -> int:
         return 0
     if chosen.sample is not None:
         found = random.Random(chosen.seed).sample(found, min(chosen.sample, len(found)))  # noqa: S311
+    if failure := killed_by(None, chosen.histories, chosen.tests):
+        parser.error(f"without any change, this fails: {failure}")
     survivors = []
-    for each in found:
-        killer = killed_by(each, chosen.histories, chosen.tests)
-        print(f"{each}: {killer or 'SURVIVES'}", flush=True)
-        if killer is None:
-            survivors.append(each)
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        killers = pool.map(lambda each: killed_by(each, chosen.histories, chosen.tests), found)
+        for each, killer in zip(found, killers, strict=True):
+            print(f"{each}: {killer or 'SURVIVES'}", flush=True)
+            if killer is None:
+                survivors.append(each)
     print(f"{len(survivors)} of {len(found)} survive")
     return 1 if survivors else 0
 
