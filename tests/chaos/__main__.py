@@ -6,7 +6,7 @@ import argparse
 import json
 import secrets
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import tests.conftest  # noqa: F401 - nothing of this machine's AWS settings is to be used
@@ -68,7 +68,11 @@ def play(
 
     with ThreadPoolExecutor(len(arenas)) as pool:
         try:
-            return list(pool.map(one, arenas))
+            playing = [pool.submit(one, arena) for arena in arenas]
+            # With a timeout: Python handles a signal in this thread, but the system may wake another one for it.
+            while wait(playing, timeout=0.5).not_done:
+                pass
+            return [each.result() for each in playing]
         except BaseException:
             for arena in arenas:
                 arena.interrupt()

@@ -23,7 +23,8 @@ from airflow_dynamo_lock import (
 from airflow_dynamo_lock.protocol import taking
 from airflow_dynamo_lock.protocol.effects import Operation, WaitForRoom
 from airflow_dynamo_lock.protocol.model import Standing
-from tests.client.clients import async_lock_client, core_of
+from airflow_dynamo_lock.protocol.operations import Operations
+from tests.client.clients import async_lock_client, core_of, lock_client
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy, Rule
 from tests.engines import Engine, MotoServer
@@ -170,6 +171,31 @@ def test_nor_does_a_crowd_that_waits_without_taking(make_client: MakeClient, pro
 
     print(f"\n{len(proxy.seen)} requests")
     assert len(proxy.seen) < 4 * 60
+
+
+def test_a_process_that_queues_again_shows_again_that_it_lives(
+    engine: Engine, threads: ThreadPoolExecutor, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lock_client("sync", engine.endpoint_url) as client:
+        core = client._core
+        tend, tended = core.line.tend, list[Operation[None]]()
+
+        def noted(operations: Operations) -> Operation[None]:
+            tended.append(tend(operations))
+            return tended[-1]
+
+        monkeypatch.setattr(core.line, "tend", noted)
+
+        for times in (1, 2):
+            held = client.acquire(key, owner="another")
+            waiting, _ = _acquire(threads, client, key)
+            wait_until(lambda: key in core.watch.tickets)
+            client.release(held)
+            client.release(waiting.result(PATIENCE))
+            for thread in threading.enumerate():
+                if thread.name == "dynamo-lock places":
+                    thread.join(PATIENCE)
+            assert len(tended) == times
 
 
 def test_who_gets_into_line_while_he_waits_is_looked_after_in_his_place(client: LockClient, key: str) -> None:

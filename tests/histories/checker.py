@@ -412,22 +412,22 @@ class Checker:
             if belief.lease.term is term and belief.end == NEVER:
                 self._compare(belief)
 
-    def heard(self, process: Process, lease: Lease, begun: float) -> None:
-        """A caller was told of a grant."""
+    def heard(
+        self, process: Process, lease: Lease, begun: float, here: float, *, again: bool = False
+    ) -> None:
+        """A caller was told of a grant, `here` in true time.
+
+        :param again: it may be of a lease that its owner holds already.
+        """
         assert isinstance(lease.term, RecordedTerm)
-        here = process.here
         valid = lease.term.lost is None and process.true(lease.term.until) > here
-        self.grants.append(Grant(lease.key, lease.lease_id, lease.token, begun, here, valid))
-        self._heard.add(lease.lease_id)
         if not valid:
             self.wrong(f"{process.name} was given {lease.lease_id}, whose time had run out")
+        if again and lease.lease_id in self._heard:
+            return
+        self.grants.append(Grant(lease.key, lease.lease_id, lease.token, begun, here, valid))
+        self._heard.add(lease.lease_id)
         self.world.story(f"holds {lease.key} as {lease.lease_id}, token {lease.token}", process)
-
-    def heard_again(self, process: Process, lease: Lease) -> None:
-        """A caller acquired a lease once more that it holds already."""
-        assert isinstance(lease.term, RecordedTerm)
-        if lease.term.lost is not None or process.true(lease.term.until) <= process.here:
-            self.wrong(f"{process.name} was given {lease.lease_id} again, whose time had run out")
 
     @contextmanager
     def believing(self, process: Process, lease: Lease, *, inside: bool = False) -> Iterator[None]:
@@ -695,7 +695,10 @@ class Checker:
         until = min(lost, belief.left, self.world.now)
         if runs_out + _NOTICE >= until:
             return
-        stopped = sum(max(0.0, min(end, until) - max(begin, runs_out)) for begin, end in process.stops)
+        stopped, counted = 0.0, runs_out
+        for begin, end in sorted(process.stops):
+            stopped += max(0.0, min(end, until) - max(begin, counted))
+            counted = max(counted, end)
         if until - runs_out - stopped > _NOTICE:
             self.wrong(
                 f"{belief.lease.lease_id} ran out at {runs_out:.3f}, and {process.name} was not told until {until:.3f}"

@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 from airflow_dynamo_lock.client import clock
 from airflow_dynamo_lock.client.core import ClientCore, leases_of
+from airflow_dynamo_lock.client.sync import KeepAlive, LockClient, _Tender
 from airflow_dynamo_lock.protocol import line, model, native, places, streams, taking
 from airflow_dynamo_lock.protocol.effects import Reply, Request, ServerClock, Stamp
 from airflow_dynamo_lock.protocol.errors import LockUnavailableError
@@ -300,7 +301,7 @@ MUTATIONS = {
     "guard-counts-on-lease": Mutation(
         "R8: who is inside counts on no more than the grace",
         _patched(ClientCore, "enter", _enter_for_long),
-        seed=19,
+        seed=31,
     ),
     "keeper-keeps-abandoned": Mutation(
         "R8: nobody keeps a lease alive that was abandoned, but the processes inside",
@@ -374,7 +375,7 @@ MUTATIONS = {
                 "Renewed(record.holders[lease_id], reply.sent_at)",
             ),
         ),
-        seed=429,
+        seed=454,
     ),
     "grant-counts-from-sending": Mutation(
         "R4: a grant counts from its stamp, not from when it was sent",
@@ -397,7 +398,7 @@ MUTATIONS = {
     "capacity-set-in-use": Mutation(
         "the capacity of a lock is not set after somebody took it as another kind of lock",
         _edited(NativeFormat.set_capacity, ('("" if seen.holders else " AND size(#holders) = :zero")', '""')),
-        seed=504,
+        seed=550,
     ),
     "capacity-unset-in-use": Mutation(
         "a capacity is unset only while nobody holds the lock",
@@ -405,7 +406,7 @@ MUTATIONS = {
             NativeFormat.set_capacity,
             ("attribute_exists(#fixed) AND size(#holders) = :zero", "attribute_exists(#fixed)"),
         ),
-        seed=424,
+        seed=409,
     ),
     "forget-at-once": Mutation(
         "R10: a record is forgotten only when its last token is old enough",
@@ -422,7 +423,7 @@ MUTATIONS = {
     "again-after-the-end": Mutation(
         "a re-entrant acquire returns no lease that has run out",
         _edited(ClientCore._again, (" or not held.lease.remaining()", "")),
-        seed=24,
+        seed=53,
     ),
     "believes-while-releasing": Mutation(
         "R4: a holder stops believing in its lease before it sends the release",
@@ -490,7 +491,7 @@ MUTATIONS = {
     "rare-signs-of-life": Mutation(
         "the queue: a process with waiters shows that it is alive more often than its sign of life lasts",
         _patched(line, "_PROCESS_BEATS", 20.0),
-        seed=499,
+        seed=387,
     ),
     "first-beat-without-time": Mutation(
         "R3: a process asks for the server's time before its first heartbeat",
@@ -555,7 +556,7 @@ MUTATIONS = {
     "released-too-early": Mutation(
         "`min_hold`: a release before its time is refused",
         _patched(native, "_HELD_LONG_ENOUGH", "attribute_exists(#holders.#me)"),
-        seed=9,
+        seed=200,
     ),
     "rests-for-nothing": Mutation(
         "`min_hold`: the lease lasts for the rest of the time",
@@ -573,7 +574,7 @@ MUTATIONS = {
             NativeFormat.draw,
             ("lower = seen.first is None or seen.first > front", "lower = seen.first is None"),
         ),
-        seed=374,
+        seed=457,
     ),
     "head-lowered-blindly": Mutation(
         "the queue: lowering the head never raises it",
@@ -677,6 +678,32 @@ MUTATIONS = {
         "R3: a process whose answers have no `Date` leaves no stamp of its host's clock",
         _edited(Operations._granted, ("if undated or", "if")),
         seed=21,
+    ),
+    # -- what only the threads of `LockClient` show -------------------------------------------------------------------
+    "held-by-two-threads": Mutation(
+        "threads of one owner: nobody acquires again what another thread gives back",
+        _edited(ClientCore._again, ("with self._held_lock:", "if True:")),
+        test="tests/protocol/test_edges.py::test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back",
+    ),
+    "thread-sleeps-in-one-piece": Mutation(
+        "R4: a thread that waits for its next heartbeat notices a suspend",
+        _edited(KeepAlive._sleep, ("for piece in pieces(seconds, since):", "for piece in [seconds]:")),
+        seed=424,
+    ),
+    "request-waits-in-one-piece": Mutation(
+        "R4: a thread that waits for an answer notices a suspend",
+        _edited(LockClient._send, ("in pieces(request.within, since):", "in [request.within]:")),
+        test="tests/client/test_suspend.py::test_a_holder_that_waits_for_the_answer_to_a_heartbeat_learns_of_its_loss_within_a_second_of_waking",
+    ),
+    "tender-does-not-come-back": Mutation(
+        "the queue: a thread looks after the places of a process that queues again",
+        _edited(_Tender._tend, ("self._thread = None", "pass")),
+        test="tests/client/test_waiting.py::test_a_process_that_queues_again_shows_again_that_it_lives",
+    ),
+    "interrupted-acquire-stays": Mutation(
+        "an acquire that is interrupted leaves no lease and no place in the queue",
+        _edited(LockClient._run, ("except BaseException as raised", "except Exception as raised")),
+        seed=69,
     ),
     "nothing-left-for-others": Mutation(
         "the queue: a grant beside living waiters leaves slots for them",

@@ -86,10 +86,12 @@ class Network:
         self.tokens = map(str, count(1))
         self._transacted: set[Place] = set()
 
-    def send(self, process: Process, action: str, params: Mapping[str, Any]) -> asyncio.Future[Any]:
-        """Send a request once. The answer is what DynamoDB said, or an SDK's exception."""
+    def send(
+        self, process: Process, action: str, params: Mapping[str, Any], sender: object
+    ) -> asyncio.Future[Any]:
+        """Send a request once, for a task or a thread. The answer is what DynamoDB said, or an SDK's exception."""
         world, chance, sent = self.world, self.world.random, process.here
-        answer, sender = process.create_future(), asyncio.current_task()
+        answer = process.create_future()
         kind = self._kind()
         if not process.reaches:
             kind = "late" if chance.random() < 0.5 else "lost"
@@ -294,8 +296,8 @@ class Sdk:
 
     meta = SimpleNamespace(region_name="nowhere")
 
-    def __init__(self, network: Network, process: Process) -> None:
-        self._network, self._process = network, process
+    def __init__(self, network: Network, process: Process, sender: object = None) -> None:
+        self._network, self._process, self._sender = network, process, sender
 
     async def update_item(self, **params: Any) -> Any:
         return await self._call("UpdateItem", params)
@@ -322,7 +324,9 @@ class Sdk:
 
     async def _call(self, action: str, params: Mapping[str, Any]) -> Any:
         for attempt in range(ATTEMPTS):
-            answer = await self._network.send(self._process, action, params)
+            answer = await self._network.send(
+                self._process, action, params, self._sender or asyncio.current_task()
+            )
             if not isinstance(answer, Exception):
                 answer["ResponseMetadata"]["RetryAttempts"] = attempt
                 return answer

@@ -88,7 +88,7 @@ class Process:
     :ivar reaches, hears: whether its requests reach DynamoDB, and the answers it.
     :ivar undated: a proxy removes the ``Date`` header from the answers to it.
     :ivar suspended: true seconds for which its machine was suspended so far.
-    :ivar stops: when it was stopped: from when until when, in true time.
+    :ivar stops: when it, or one of its threads, was stopped: from when until when, in true time.
     """
 
     def __init__(self, world: World, name: str, machine: Machine) -> None:
@@ -194,6 +194,7 @@ class World:
     :ivar proxied: some processes reach DynamoDB by a proxy that removes the ``Date`` header from the answers.
     :ivar drawn: when each unique id was drawn, and thus each stamp made, in true time.
     :ivar tell: takes a line of the story, when that is wanted.
+    :ivar on_clock: is called whenever a process reads its clock.
     """
 
     seed: int
@@ -207,6 +208,7 @@ class World:
     proxied: bool = False
     drawn: dict[str, float] = field(default_factory=dict)
     tell: Callable[[str], None] | None = None
+    on_clock: Callable[[World], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -280,6 +282,7 @@ class World:
             seconds = self.random.choice([0.01, 0.5, 2.0, 5.0, 10.0, 25.0, 40.0])
             self.story(f"is stopped for {seconds:g} s", process)
             process.pause(seconds, suspend=self.suspends and self.random.random() < 0.3)
+        self.on_clock(self)
         return process.boottime()
 
     def wall_ms(self, process: Process) -> float:
@@ -309,3 +312,5 @@ class World:
             enter(patch.object(core, "uuid", SimpleNamespace(uuid4=self.unique)))
             enter(patch.object(core, "Term", term))
             yield
+        for process in self.processes:
+            process.alive = False  # so that nothing goes on when Python clears them away
