@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -58,12 +58,14 @@ def check(action: str, params: Mapping[str, Any]) -> None:
         check_item(params["Item"])
 
 
-def check_item(item: Mapping[str, Any]) -> None:
-    """
+def check_item(item: Mapping[str, Any]) -> int:
+    """Its bytes.
+
     :raises LimitExceeded: the item is too large.
     """
     if (size := size_of(item)) > ITEM_BYTES:
         raise LimitExceeded(f"Item size has exceeded the maximum allowed size: {size} bytes")
+    return size
 
 
 def size_of(item: Mapping[str, Any]) -> int:
@@ -115,15 +117,16 @@ class Throughput:
 
     _used: dict[str, deque[tuple[float, int]]] = field(default_factory=lambda: defaultdict(deque))
 
-    def takes(self, key: str, items: Iterable[Mapping[str, Any] | None], now: float, times: int = 1) -> bool:
-        """Whether the partition of that key takes one more write, of an item that was and will be like these.
+    def takes(self, key: str, size: int, now: float, times: int = 1) -> bool:
+        """Whether the partition of that key takes one more write.
 
+        :param size: bytes of the item, before the write or after it, whichever is more.
         :param times: units for each kilobyte: two in a transaction.
         """
         used = self._used[key]
         while used and used[0][0] <= now - 1.0:
             used.popleft()
-        units = times * max(-(-size_of(item) // UNIT_BYTES) if item else 1 for item in items)
+        units = times * max(1, -(-size // UNIT_BYTES))
         if sum(each for _, each in used) + units > PARTITION_UNITS:
             return False
         used.append((now, units))

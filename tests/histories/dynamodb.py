@@ -72,6 +72,7 @@ class Table:
     past: dict[Place, list[tuple[float, Item | None]]] = field(default_factory=dict)
     tokens: dict[str, tuple[float, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
     throughput: limits.Throughput = field(default_factory=limits.Throughput)
+    _sizes: dict[Place, tuple[Item, int]] = field(default_factory=dict)  # to count the bytes of an item once
 
     def write(self, kind: str, params: Mapping[str, Any], now: float) -> Written:
         """One ``Update``, ``Put`` or ``Delete``.
@@ -162,13 +163,21 @@ class Table:
         self._put(at, None, now)
 
     def _use(self, written: Written, now: float, times: int = 1) -> None:
-        if written.after is not None:
+        size = max(self._size(written.at, item) for item in (written.before, written.after))
+        if not self.throughput.takes(written.at[0], size, now, times):
+            raise Throttled
+
+    def _size(self, at: Place, item: Item | None) -> int:
+        if item is None:
+            return 0
+        last, size = self._sizes.get(at, (None, 0))
+        if last is not item:
             try:
-                limits.check_item(written.after)
+                size = limits.check_item(item)
             except limits.LimitExceeded as exceeded:
                 raise InvalidExpression(str(exceeded)) from None
-        if not self.throughput.takes(written.at[0], (written.before, written.after), now, times):
-            raise Throttled
+            self._sizes[at] = item, size
+        return size
 
     def _decide(self, kind: str, params: Mapping[str, Any]) -> Written:
         """What a write would come to."""
