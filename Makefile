@@ -12,7 +12,7 @@ INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
           --no-annotate --no-emit-index-url --custom-compile-command "make lock"
 
-.PHONY: help setup demo test proof matrix soak chaos chaos-airflow bench check lock clean
+.PHONY: help setup demo test proof matrix soak chaos chaos-airflow figures bench check lock clean
 
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
@@ -27,6 +27,8 @@ help:
 	@echo '             a real Airflow in trouble, for MINUTES=10; SEED=... repeats a choice of troubles, DEPLOYMENTS=2'
 	@echo '             has two share the lock table, REPORT=... is a file for the figures'
 	@echo 'make chaos   ten minutes of disasters, real processes on real engines; MINUTES=n, SEED=n, REPORT=file'
+	@echo 'make figures histories, make chaos and make chaos-airflow, over half an hour, and what they measure into'
+	@echo '             docs/reliability.md'
 	@echo 'make bench   what the lock costs, beside other libraries, into docs/performance.md; ONLY="requests speed" for'
 	@echo '             parts (requests, speed, distance, handover, recovery, waiting, airflow), ENGINE=moto or dynamodb-local'
 	@echo 'make check   lint, formatting and types'
@@ -67,6 +69,14 @@ chaos-airflow: .venv/.dev
 
 chaos: .venv/.dev
 	@.venv/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
+
+FIGURES = .cache/figures
+figures: .venv/.dev
+	@mkdir -p $(FIGURES)
+	.venv/bin/python -m tests.histories --histories 100000 --first 1 --report $(FIGURES)/histories.json
+	.venv/bin/python -m tests.chaos --minutes $(MINUTES) --report $(FIGURES)/chaos.json
+	.venv/bin/python -m tests.airflow.chaos --minutes $(MINUTES) --deployments 2 --report $(FIGURES)/chaos-airflow.json
+	.venv/bin/python -m tests.figures
 
 bench: .venv/.dev
 	@.venv/bin/python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(ENGINE),--engine $(ENGINE))

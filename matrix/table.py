@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 from rich.table import Table
 
+from matrix.page import as_markdown, replace_part
 from matrix.releases import ROOT, Environment
 
 PAGE = ROOT / "docs" / "versions.md"
-_BEGIN, _END = "<!-- begin: make matrix -->\n", "<!-- end: make matrix -->\n"
 # Each test of these files is a row; the tests of each other file are one row together.
 _CASES = ("tests.airflow.", "tests.test_demo")
 
@@ -94,13 +94,8 @@ def as_table(reports: Sequence[Report]) -> Table:
 
 def write_page(reports: Sequence[Report]) -> None:
     """Put it into docs/versions.md, between its two marks."""
-    heads = [f"{each.environment.name}" for each in reports]
-    lines = [["", *heads], ["---"] * (len(heads) + 1)]
-    lines += [[row, *(report.cells.get(row, "not run") for report in reports)] for row in _rows(reports)]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    before, _, rest = PAGE.read_text().partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    PAGE.write_text(f"{before}{_BEGIN}{table}{_END}{after}")
+    rows = [[row, *(report.cells.get(row, "not run") for report in reports)] for row in _rows(reports)]
+    replace_part(PAGE, "make matrix", as_markdown(["", *(each.environment.name for each in reports)], rows))
 
 
 def _rows(reports: Sequence[Report]) -> list[str]:

@@ -3,6 +3,7 @@
 python scripts/mutate.py --list                       # all mutants, one a line
 python scripts/mutate.py --sample 40 --seed 1         # forty of them, chosen by that seed
 python scripts/mutate.py --module native --histories 400
+python scripts/mutate.py --again before.txt           # those that survive in that output of an earlier run
 
 A mutant is a comparison, a boolean operator, a number, or a clause of a DynamoDB condition that was changed. It is
 killed by the first simulated history, or by the first test of `tests/protocol`, that fails. Survivors are listed at the
@@ -29,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = "airflow_dynamo_lock"
 CORE = ROOT / PACKAGE / "protocol"
+SURVIVES = "SURVIVES"
 #: What the simulation and the tests of the protocol do not use, and other tests cover.
 LEFT_OUT = {"__init__", "attributes", "errors", "limits", "table"}
 
@@ -94,7 +96,7 @@ def _change(node: ast.AST, variant: int) -> str | None:
             node.op = ast.UAdd()  # of a truth value, the same truth
         case ast.Constant(value=int() | float() as value) if variant == 0 and not isinstance(value, bool):
             before = ast.unparse(node)
-            node.value = value + 1
+            node.value = value + 1 if value < 10 else value * 2
         case ast.Constant(value=str() as value):
             clauses = list(_CLAUSE.finditer(value)) if "#" in value and ":ivar" not in value else []
             if variant >= len(clauses):
@@ -146,6 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Change the core in one place, and see what notices.")
     parser.add_argument("--list", action="store_true", help="list all mutants")
     parser.add_argument("--module", action="append", help="a module of the core; may be given several times")
+    parser.add_argument("--again", type=Path, help="only those that survive in this output")
     parser.add_argument("--sample", type=int, help="number of mutants to try, all by default")
     parser.add_argument("--seed", type=int, default=1, help="chooses the sample")
     parser.add_argument("--histories", type=int, default=200, help="histories for each mutant")
@@ -156,6 +159,9 @@ def main() -> int:
     chosen = parser.parse_args()
     modules = chosen.module or [path.stem for path in sorted(CORE.glob("*.py")) if path.stem not in LEFT_OUT]
     found = [each for module in modules for each in mutants(CORE / f"{module}.py")]
+    if chosen.again is not None:
+        before = chosen.again.read_text().splitlines()
+        found = [each for each in found if f"{each}: {SURVIVES}" in before]
     if chosen.list:
         for each in found:
             print(each)
@@ -168,7 +174,7 @@ def main() -> int:
     with ThreadPoolExecutor(chosen.jobs) as pool:
         killers = pool.map(lambda each: killed_by(each, chosen.histories, chosen.tests), found)
         for each, killer in zip(found, killers, strict=True):
-            print(f"{each}: {killer or 'SURVIVES'}", flush=True)
+            print(f"{each}: {killer or SURVIVES}", flush=True)
             if killer is None:
                 survivors.append(each)
     print(f"{len(survivors)} of {len(found)} survive")

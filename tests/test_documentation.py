@@ -19,6 +19,7 @@ import airflow_dynamo_lock
 from airflow_dynamo_lock import LockClient, sdk_config
 from airflow_dynamo_lock.provider_info import get_provider_info
 from tests.engines import MotoServer
+from tests.figures import broken_rules
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
@@ -131,6 +132,10 @@ def test_errors_are_all_described() -> None:
     assert described == {
         name for name in airflow_dynamo_lock.__all__ if name.endswith("Error") and name != "LockError"
     }
+
+
+def test_broken_rules_are_all_listed() -> None:
+    assert broken_rules() in (ROOT / "docs" / "reliability.md").read_text(), "run python -m tests.figures"
 
 
 def test_log_lines_are_those_that_the_code_writes() -> None:

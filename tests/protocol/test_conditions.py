@@ -131,6 +131,7 @@ def move_mark(_: LockRecord) -> Request:
 
 
 NO_FIRST = but(HELD, first=GONE)
+ONE_LEFT = but(HELD, first=front_of(0, DRAWN))
 RACES: list[tuple[Write, dict[str, Any], dict[str, Any]]] = [
     *((take_idle, IDLE, but(IDLE, **{name: value})) for name, value in [
         ("available", 2), ("holders", HELD["holders"]), ("capacity", "3"), ("token", "7"), ("data", "x"),
@@ -177,8 +178,8 @@ RACES: list[tuple[Write, dict[str, Any], dict[str, Any]]] = [
     (draw, but(HELD, first=mark_at(LATER)), but(HELD, first=front_of(0, DRAWN - 9))),
     (lower, IDLE, {}),
     (lower, HELD, but(HELD, first=front_of(0, DRAWN - 90))),
-    *((unmark, but(HELD, first=front_of(0, DRAWN)), but(HELD, **{"first": front_of(0, DRAWN), **race})) for race in [
-        {"first": front_of(0, DRAWN - 9)}, {"first": mark_at(PLACE)}, {"tickets": DRAWN + 1},
+    *((unmark, ONE_LEFT, but(ONE_LEFT, **{name: value})) for name, value in [
+        ("first", front_of(0, DRAWN - 9)), ("first", mark_at(PLACE)), ("tickets", DRAWN + 1),
     ]),
     *((move_mark, HELD, but(HELD, first=first)) for first in [front_of(0, DRAWN), mark_at(LATER), GONE]),
     (lambda _: FORMAT.draw_exactly(CLAIM, None, STAMP), {}, IDLE),
