@@ -7,6 +7,7 @@ table.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -66,6 +67,10 @@ FIRST = (*ALONE, *APART, "tests/test_example_dags.py")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is loaded by now stays, and takes long to look through: Airflow
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]

@@ -32,6 +32,9 @@ for name in sys.argv[2:]:
 
 RUN = """
 import json, sys
+from functools import cache
+import botocore.loaders, botocore.session
+botocore.session.create_loader = cache(botocore.loaders.create_loader)  # as in tests/conftest.py
 try:
     from airflow.dag_processing.dagbag import DagBag
 except ImportError:  # before Airflow 3.2

@@ -48,19 +48,22 @@ class Summary:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No log, and no rubbish collection in the middle of a history: what a killed process leaves behind is taken apart
-    between two, where its coroutines can no longer disturb, however they complain."""
+    """No log, and no garbage collection in the middle of a history: what a killed process leaves behind is taken apart
+    between two, where its coroutines can no longer disturb, however they complain. What was there before is left out
+    of these collections: in a process that has loaded Airflow, looking through it takes longer than a history."""
     logger = logging.getLogger("airflow_dynamo_lock")
     level, hook = logger.level, sys.unraisablehook
     logger.setLevel(logging.CRITICAL + 1)
     sys.unraisablehook = lambda _: None
     gc.disable()
+    gc.freeze()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
             yield
             gc.collect()
     finally:
+        gc.unfreeze()
         gc.enable()
         logger.setLevel(level)
         sys.unraisablehook = hook

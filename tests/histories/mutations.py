@@ -574,7 +574,7 @@ MUTATIONS = {
             NativeFormat.draw,
             ("lower = seen.first is None or seen.first > front", "lower = seen.first is None"),
         ),
-        seed=457,
+        test="tests/protocol/test_conditions.py",
     ),
     "head-lowered-blindly": Mutation(
         "the queue: lowering the head never raises it",
