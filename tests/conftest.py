@@ -61,12 +61,14 @@ ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/chaos/")
 APART = ("tests/histories/", "tests/cli/test_run.py", "tests/layer/test_guard.py")
 #: Tests on DynamoDB Local: one worker runs them, so that it is started once.
 LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/histories/test_dynamodb.py")
-#: They take longest, so they begin first.
-FIRST = (*ALONE, *APART, "tests/test_example_dags.py")
+#: They take longest, and most of their time they wait, so they begin first.
+FIRST = (*ALONE, "tests/cli/test_run.py", "tests/layer/", "tests/test_example_dags.py", "tests/client/")
+#: They wait for nothing, and are short: with them at the end, no core is idle before the last test.
+LAST = ("tests/histories/",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+    items.sort(key=lambda item: item.nodeid.startswith(LAST) - item.nodeid.startswith(FIRST))
 
 
 def pytest_collection_finish() -> None:
