@@ -63,7 +63,6 @@ def quiet() -> Iterator[None]:
             yield
             gc.collect()
     finally:
-        gc.unfreeze()
         gc.enable()
         logger.setLevel(level)
         sys.unraisablehook = hook
