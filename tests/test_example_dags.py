@@ -35,12 +35,16 @@ import json, sys
 from functools import cache
 import botocore.loaders, botocore.session
 botocore.session.create_loader = cache(botocore.loaders.create_loader)  # as in tests/conftest.py
+from airflow.__main__ import main
+
+dags, sys.argv[1:] = sys.argv[1], ["db", "migrate"]
+main()
 try:
     from airflow.dag_processing.dagbag import DagBag
 except ImportError:  # before Airflow 3.2
     from airflow.models.dagbag import DagBag
 
-bag = DagBag(sys.argv[1])
+bag = DagBag(dags)
 assert not bag.import_errors, bag.import_errors
 for dag_id, dag in sorted(bag.dags.items()):
     run = dag.test()
@@ -102,7 +106,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
             "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
             "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(aws_default),
         }
-        python("-m", "airflow", "db", "migrate", environment=environment)
         lines = python("-c", RUN, str(DAGS), environment=environment).splitlines()
         results = (json.loads(line.removeprefix("RESULT ")) for line in lines if line.startswith("RESULT "))
         yield Runs({dag_id: Run.parse(state, tasks) for dag_id, state, tasks in results}, locks, folder)

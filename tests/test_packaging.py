@@ -23,6 +23,7 @@ import pytest
 
 import airflow_dynamo_lock
 from airflow_dynamo_lock.provider_info import get_provider_info
+from tests.forked import run_forked
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "airflow_dynamo_lock"
@@ -71,12 +72,14 @@ class Python:
         """What it prints; nothing of the directory it is run in can be imported."""
         return run(self.executable, "-P", *arguments, environment=self.environment)
 
-    def airflow(self, *arguments: str) -> Any:
-        """What an airflow command says, as JSON."""
-        *_, found = self.run(
-            "-m", "airflow", *arguments, "--output", "json"
-        ).splitlines()  # Airflow may log before
-        return json.loads(found)
+    def airflow(self, *commands: str) -> list[str]:
+        """What each of these ``airflow`` commands prints."""
+        main = "import sys; from airflow.__main__ import main; sys.argv = {!r}; main()"
+        programs = [main.format(["airflow", *command.split()]) for command in commands]
+        preload = "import airflow.cli.cli_parser"
+        done = run_forked(programs, preload, executable=self.executable, environment=self.environment)
+        assert [each.returncode for each in done] == [0] * len(commands), done
+        return [each.stdout for each in done]
 
     def modules_after(self, code: str) -> set[str]:
         """The top-level modules that are loaded once `code` has run."""
@@ -138,25 +141,31 @@ def test_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert head.get_payload()
 
 
-def test_airflow_finds_the_provider(installed: Python) -> None:
-    versions = {each["package_name"]: each["version"] for each in installed.airflow("providers", "list")}
+def test_airflow_finds_what_the_provider_has(installed: Python) -> None:
+    providers, hooks, plugins, configuration = installed.airflow(
+        "providers list --output json",
+        "providers hooks --output json",
+        "plugins --output json",
+        "config list --section dynamo_lock",
+    )
+    versions = {each["package_name"]: each["version"] for each in last_line(providers)}
     assert versions["airflow-dynamo-lock"] == airflow_dynamo_lock.__version__
 
+    (hook,) = (each for each in last_line(hooks) if each["connection_type"] == "dynamo_lock")
+    assert hook["class"] == "airflow_dynamo_lock.hooks.DynamoLockHook"
+    assert hook["conn_id_attribute_name"] == "dynamo_lock_conn_id"
 
-def test_airflow_finds_the_connection_type(installed: Python) -> None:
-    hooks = {each["connection_type"]: each for each in installed.airflow("providers", "hooks")}
-    assert hooks["dynamo_lock"]["class"] == "airflow_dynamo_lock.hooks.DynamoLockHook"
-    assert hooks["dynamo_lock"]["conn_id_attribute_name"] == "dynamo_lock_conn_id"
+    assert "dynamo_lock" in [each["name"] for each in last_line(plugins)]
+
+    options = {
+        line.removeprefix("#").split("=")[0].strip() for line in configuration.splitlines() if "=" in line
+    }
+    assert options == set(get_provider_info()["config"]["dynamo_lock"]["options"])
 
 
-def test_airflow_finds_the_plugin(installed: Python) -> None:
-    assert "dynamo_lock" in [each["name"] for each in installed.airflow("plugins")]
-
-
-def test_airflow_finds_the_configuration(installed: Python) -> None:
-    listed = installed.run("-m", "airflow", "config", "list", "--section", "dynamo_lock")
-    names = {line.removeprefix("#").split("=")[0].strip() for line in listed.splitlines() if "=" in line}
-    assert names == set(get_provider_info()["config"]["dynamo_lock"]["options"])
+def last_line(printed: str) -> Any:
+    """The JSON there. Airflow may log before it."""
+    return json.loads(printed.splitlines()[-1])
 
 
 def test_parsing_a_dag_loads_no_aws_sdk(installed: Python) -> None:

@@ -1,10 +1,15 @@
-"""Engines and clients for the contract tests: both clients on moto, and for `make proof` on DynamoDB Local as well."""
+"""Engines and clients for the contract tests.
+
+`make test` runs them on moto: the contract with both clients (`BOTH_KINDS`), all others with `LockClient`. `make proof`
+runs the others with `AsyncLockClient` too, and all of them on DynamoDB Local.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -16,8 +21,19 @@ from tests.client.clients import KINDS, lock_client
 from tests.client.proxy import Proxy
 from tests.engines import DynamoDBLocal, Engine, MotoServer
 
+#: The files whose tests `make test` runs with both clients.
+BOTH_KINDS = ("test_contract.py", "test_heartbeats.py", "test_parity.py", "test_smoke.py")
+
 #: Makes a client: `make_client()` on the engine, `make_client(proxy)` through the proxy; options as in `lock_client`.
 MakeClient = Callable[..., LockClient]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        is_async = callspec is not None and callspec.params.get("kind") == "async"
+        if is_async and item.path.parent == Path(__file__).parent and item.path.name not in BOTH_KINDS:
+            item.add_marker(pytest.mark.proof)
 
 
 @pytest.fixture(
