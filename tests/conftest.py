@@ -57,34 +57,44 @@ def dynamodb_local() -> Iterator[Engine]:
 
 #: Files that start whole Airflow deployments or many processes: one worker runs them, one after the other.
 ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/chaos/")
-#: Files with long tests that share nothing.
+#: Files with long tests that share nothing: any worker runs any of the tests.
 APART = ("tests/histories/", "tests/cli/test_run.py", "tests/layer/test_guard.py")
 #: Tests on DynamoDB Local: one worker runs them, so that it is started once.
 LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/histories/test_dynamodb.py")
-#: They take longest, and most of their time they wait, so they begin first.
-FIRST = (*ALONE, "tests/cli/test_run.py", "tests/layer/", "tests/test_example_dags.py", "tests/client/")
-#: They wait for nothing, and are short: with them at the end, no core is idle before the last test.
-LAST = ("tests/histories/",)
+#: Files whose tests mostly wait.
+WAITING = ("tests/cli/test_run.py", "tests/layer/", "tests/client/", "tests/formats/")
+#: Files whose tests keep a core busy.
+BUSY = ("tests/histories/", "tests/test_example_dags.py", "tests/protocol/", "tests/fuzz/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.nodeid.startswith(LAST) - item.nodeid.startswith(FIRST))
+    """Begin with what takes longest. Then spread the busy tests among those that wait, so that no core is ever idle."""
+    places: dict[str, tuple[int, float]] = {}
+    for group in WAITING, BUSY:
+        scopes = dict.fromkeys(scope_of(item.nodeid) for item in items if item.nodeid.startswith(group))
+        places |= {scope: (1, number / len(scopes)) for number, scope in enumerate(scopes)}
+    places["alone"] = 0, 0.0
+    items.sort(key=lambda item: places.get(scope_of(item.nodeid), (2, 0.0)))
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is loaded by now stays, and takes long to look through: Airflow
 
 
+def scope_of(nodeid: str) -> str:
+    """What one worker runs as a whole: a file, as with ``--dist loadfile``, but for `ALONE`, `LOCAL` and `APART`."""
+    if nodeid.startswith(ALONE):
+        return "alone"
+    if any(name in nodeid for name in LOCAL):
+        return "DynamoDB Local"
+    return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
+
+
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """Give each worker a file at a time, as ``--dist loadfile`` does, but all files in `ALONE` to one worker, the tests
-    in `LOCAL` too, and each test of `APART` to any."""
+    """Give each worker one `scope_of` tests at a time."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(ALONE):
-            return "alone"
-        if any(name in nodeid for name in LOCAL):
-            return "DynamoDB Local"
-        return nodeid if nodeid.startswith(APART) else str(super()._split_scope(nodeid))
+        return scope_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -92,7 +92,16 @@ def test_it_waits_for_the_lock_and_holds_it_with_heartbeats(
     assert is_free(locks, key)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(
+            pytest.param(each, marks=pytest.mark.proof)
+            for each in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+        ),
+    ],
+)
 def test_signals_are_passed_on(shell: Shell, locks: LockClient, key: str, number: signal.Signals) -> None:
     script = (
         "import signal, sys, time, os\n"
@@ -296,7 +305,10 @@ def test_a_command_does_not_go_on_when_the_lease_has_run_out_while_it_was_stoppe
 
 
 @pytest.mark.parametrize("end", ["killed", "done", "lost"])
-@pytest.mark.parametrize("trap", ["", "trap '' TERM;"], ids=["ends", "ignores"])
+@pytest.mark.parametrize(
+    "trap",
+    [pytest.param("", marks=pytest.mark.proof, id="ends"), pytest.param("trap '' TERM;", id="ignores")],
+)
 def test_what_the_command_leaves_in_its_group_has_ended_when_the_lock_is_free(
     shell: Shell, locks: LockClient, key: str, end: str, trap: str
 ) -> None:

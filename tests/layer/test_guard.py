@@ -174,12 +174,17 @@ WITHIN = 60.0
 @pytest.mark.parametrize(
     ("body", "ended", "told"),
     [
-        ("swallows exceptions", 3, ["on_kill", "swallowed LockLostError", "ended by KeyboardInterrupt: LockLostError"]),
+        pytest.param(
+            "swallows exceptions",
+            3,
+            ["on_kill", "swallowed LockLostError", "ended by KeyboardInterrupt: LockLostError"],
+            marks=pytest.mark.proof,
+        ),
         ("swallows everything", 1, ["on_kill", "swallowed LockLostError", "swallowed LockLostInterrupt"]),
-        ("has its own handler", 1, ["on_kill"]),
+        pytest.param("has its own handler", 1, ["on_kill"], marks=pytest.mark.proof),
         ("is in a thread", 1, ["on_kill"]),
     ],
-)  # fmt: skip
+)
 def test_a_task_whose_lease_is_lost_ends_whatever_it_catches(
     locks: LockClient, lease: Lease, body: str, ended: int, told: list[str]
 ) -> None:
