@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console
 
 from demo.ctrl_c import leaving_on_ctrl_c
-from matrix.releases import ENVIRONMENTS, ROOT, Environment, MatrixError, chosen
+from matrix.releases import ENVIRONMENTS, ROOT, SHORT, Environment, MatrixError, chosen
 from matrix.table import Report, as_table, write_page
 
 AT_ONCE = 2
@@ -36,6 +36,9 @@ def main() -> int:
     parser.add_argument(
         "--page", action="store_true", help="write the last result of every environment into docs/versions.md"
     )
+    parser.add_argument(
+        "--short", action="store_true", help="only the cases that have differed between releases"
+    )
     parser.add_argument("-k", metavar="EXPRESSION", help="only the tests that match, as in pytest")
     options = parser.parse_args()
     console = Console(highlight=False)
@@ -52,7 +55,9 @@ def main() -> int:
         print(wrong, file=sys.stderr)
         return 2
     with Running() as running:
-        reports = list(running.reports(environments, options.k, console))
+        reports = list(
+            running.reports(environments, options.k or (SHORT if options.short else None), console)
+        )
     console.print(as_table(reports))
     if options.page:
         write_page([Report(each) for each in ENVIRONMENTS])

@@ -44,6 +44,13 @@ UNIT_TESTS = (
     "not dynamodb-local",
 )
 
+#: With ``--short``: the Airflow layer, and in a real deployment one case of everything that differs between releases.
+SHORT = (
+    "not dynamodb-local and (layer or test_packaging or test_example_dags or (cli and test_airflow) "
+    "or work_runs_only_under_the_lease or acquire_is_marked_failed or a_group_waits or operator-5 "
+    "or one_of_two_triggerers or link_to_the_record)"
+)
+
 
 class MatrixError(Exception):
     """An environment cannot be made; says why, and what to do."""

@@ -114,8 +114,9 @@ def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> st
     """What notices the mutant; None if nothing does. Without a mutant, what fails anyway."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         # The tests too: whatever Python is started in the repository finds the repository's package first.
+        # Compiled as they are: the times of the files are copied, so only the mutant's module is compiled anew.
         for copied in (PACKAGE, "tests"):
-            shutil.copytree(ROOT / copied, Path(folder, copied), ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / copied, Path(folder, copied))
         shutil.copy(ROOT / "pyproject.toml", folder)
         if mutant is not None:
             Path(folder, PACKAGE, "protocol", mutant.path.name).write_text(mutant.source())

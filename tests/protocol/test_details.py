@@ -1,0 +1,444 @@
+"""Conditions of the core that no other test needs.
+
+`scripts/mutate.py` found them: it changed each of them, and no history and no test failed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock.protocol.capacity import could_take, fits
+from airflow_dynamo_lock.protocol.effects import Request, Stamp
+from airflow_dynamo_lock.protocol.errors import LockTimeoutError, LockUnavailableError
+from airflow_dynamo_lock.protocol.limits import SHARED
+from airflow_dynamo_lock.protocol.line import news
+from airflow_dynamo_lock.protocol.model import (
+    Abandoned,
+    Busy,
+    Change,
+    Granted,
+    LockRecord,
+    Lost,
+    Released,
+    Renewed,
+    Standing,
+    readable,
+)
+from airflow_dynamo_lock.protocol.native import MOST_CLEARED
+from tests.protocol.test_line import owners, waiting, woken
+from tests.protocol.test_sets import leases, take_all, waiting_for
+from tests.simulation import KEY, LOST, Host, World, a_holder, a_lease
+
+
+def a_record(capacity: int, available: int, *holders: str, fixed: bool = False) -> LockRecord:
+    return LockRecord(
+        KEY, capacity, available, {each: a_holder(each) for each in holders}, token=1, fixed=fixed
+    )
+
+
+# -- capacity ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_does_not_fit_beside_readers_that_live() -> None:
+    assert not fits(a_record(SHARED, SHARED - 1, "reader"), [], 1, 1)
+
+
+def test_an_idle_lock_has_room_for_any_capacity_but_for_no_more_slots_than_that() -> None:
+    assert fits(a_record(3, 3), [], 5, 5)
+    assert not fits(a_record(3, 3), [], 6, 5)
+
+
+@pytest.mark.parametrize(
+    ("record", "slots", "could"),
+    [
+        (
+            a_record(SHARED, SHARED - 1, "reader"),
+            1,
+            False,
+        ),  # readers do not count as room for one who excludes them
+        (a_record(SHARED, SHARED), 1, True),
+        (a_record(SHARED, SHARED - 1, "reader", fixed=True), 1, True),
+        (a_record(1, 1), 2, True),  # the claim that follows may change the capacity
+        (a_record(3, 1, "a", "b"), 2, False),
+    ],
+)
+def test_who_waits_for_slots_without_a_capacity_goes_by_what_the_lock_has(
+    record: LockRecord, slots: int, could: bool
+) -> None:
+    assert could_take(record, [], slots, None, takes=False) is could
+
+
+def test_who_waits_for_a_plain_lock_is_not_woken_by_a_semaphore_whose_capacity_was_set() -> None:
+    fixed = a_record(3, 3, fixed=True)
+    assert could_take(fixed, [], 1, 1, takes=True)  # it is to be told that it cannot be taken like this
+    assert not could_take(fixed, [], 1, 1, takes=False)
+    assert could_take(fixed, [], 1, 5, takes=False)
+
+
+def test_the_last_free_slot_is_taken_without_a_dead_holder(world: World) -> None:
+    Host(world, "dead").take(capacity=2)
+    world.now += 60.0
+
+    granted = Host(world, "b").take(capacity=2)
+
+    assert isinstance(granted, Granted)
+    assert granted.reclaimed == ()
+    assert sorted(world.record().holders) == ["b", "dead"]
+
+
+def test_as_many_dead_holders_as_fit_in_one_write_are_removed_in_one(world: World) -> None:
+    for number in range(MOST_CLEARED):
+        Host(world, f"dead {number}").take(capacity=MOST_CLEARED)
+    world.now += 60.0
+
+    granted = Host(world, "b").take(slots=MOST_CLEARED, capacity=MOST_CLEARED)
+
+    assert isinstance(granted, Granted)
+    assert len(granted.reclaimed) == MOST_CLEARED
+
+
+# -- stamps -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_servers_time_is_fresh_up_to_the_age_that_is_allowed() -> None:
+    stamp = Stamp("v", 1, 1, 0.0, age=10.0)
+    assert stamp.is_fresh(10_000)
+    assert not stamp.is_fresh(9_999)
+    assert not Stamp("v", None, 1, 0.0, answered=False).is_fresh(10_000)
+
+
+def test_an_operation_that_learns_no_time_says_how_old_one_may_be(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+    world.now += 31.0
+    world.dates = False  # from now on a proxy removes them
+
+    with pytest.raises(LockUnavailableError, match=r"did not tell it within 30 s"):
+        host.beat()
+
+
+# -- keep -------------------------------------------------------------------------------------------------------------
+
+
+def overtaken(world: World, operation: Any, host: Host) -> Any:
+    """What comes of a write that arrives after another one of the same lease, stamped later."""
+    paused = host.start(operation)
+    later = Host(world, "later")
+    later.beat("a")  # learns the server's time
+    world.now += 5.0
+    assert isinstance(later.beat("a"), Renewed)
+    world.now -= 5.0
+    return paused.finish()
+
+
+def test_a_renewal_that_was_overtaken_is_written_again(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+
+    entered = overtaken(world, host.operations.enter(KEY, "a", "task", 30_000), host)
+
+    assert isinstance(entered, Renewed)
+    assert list(world.record().holders["a"].inside) == ["task"]
+
+
+def test_the_heartbeat_of_an_abandoned_lease_that_was_overtaken_is_written_again(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+    host.enter("task")
+    assert isinstance(host.release(), Abandoned)
+
+    beaten = overtaken(world, host.operations.heartbeat(KEY, "a", 15_000), host)
+
+    assert isinstance(beaten, Renewed)
+
+
+@pytest.mark.parametrize("lease_ms", [None, 30_000, 60_000])
+def test_a_change_of_a_lease_that_was_overtaken_is_written_again(world: World, lease_ms: int | None) -> None:
+    host = Host(world, "a")
+    host.take()
+    change = Change(lease_ms=lease_ms, data={"rows": 7})
+    longer = (
+        a_lease("a")
+        if lease_ms is None
+        else a_lease("a").__class__(**{**a_lease("a").as_dict(), "lease_ms": lease_ms})
+    )
+
+    renewed = overtaken(world, host.operations.heartbeat_all([longer], change=change), host)
+
+    assert isinstance(renewed, Renewed)
+    assert world.record().data == {"rows": 7}
+
+
+def test_two_leases_are_kept_with_one_request_and_one_lease_without_a_transaction(world: World) -> None:
+    host = Host(world, "me")
+    take_all(host, "ab")
+    world.sent.clear()
+    host.run(host.operations.heartbeat_all(leases(host, "ab")))
+    host.run(host.operations.heartbeat_all(leases(host, "a")))
+    assert world.actions() == ["TransactWriteItems", "UpdateItem"]
+
+    world.sent.clear()
+    for kept in "ab", "a":
+        keeping = host.start(host.operations.keep(leases(host, kept), 5.0))
+        while isinstance(keeping.effect, Request):
+            keeping.step()
+    assert world.actions() == ["TransactWriteItems", "UpdateItem"]
+
+
+def test_two_locks_are_released_with_one_request_and_one_without_a_transaction(world: World) -> None:
+    host = Host(world, "me")
+    take_all(host, "ab")
+    world.sent.clear()
+    host.run(host.operations.release_all(leases(host, "ab"), heard=True))
+    take_all(host, "a")
+    host.run(host.operations.release_all(leases(host, "a"), heard=True))
+    assert world.actions() == ["TransactWriteItems", "UpdateItem", "UpdateItem"]
+
+
+# -- give back --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_whose_minimum_is_over_is_abandoned_while_a_process_is_inside(world: World) -> None:
+    host = Host(world, "a")
+    host.take(min_hold_ms=10_000)
+    host.enter("task", lease_ms=30_000)
+    world.now += 11.0
+
+    assert isinstance(host.release(), Abandoned)
+
+    assert isinstance(host.leave("task"), Released)
+    assert world.record().holders == {}
+
+
+def test_a_lease_that_nobody_needs_to_hold_longer_is_released_at_that_moment(world: World) -> None:
+    host = Host(world, "a")
+    host.take(min_hold_ms=10_000)
+    while world.record().holders["a"].hold_until_ms != host.stamp().best_ms:
+        world.now = round(world.now + 0.001, 3)
+
+    assert host.release() == Released()
+
+
+# -- take -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_uncontended_set_of_one_is_taken_like_a_lock(world: World) -> None:
+    take_all(Host(world, "me"), "a")
+    assert world.actions() == ["UpdateItem"]
+
+
+def test_what_a_set_took_and_lost_again_is_given_back_before_it_is_found_busy(world: World) -> None:
+    host, thief = Host(world, "me"), Host(world, "thief")
+    claims = [host.claim(key=key) for key in "ab"]
+    paused = host.start(host.operations.try_acquire_all(claims, undo=True))
+    paused.step()  # both are taken
+    for key in "b":
+        thief.run(thief.operations.break_(key, "me"))
+        thief.run(thief.operations.try_acquire(thief.claim(key=key), undo=False))
+
+    assert isinstance(paused.finish(), Busy)
+
+    assert world.record("a").holders == {}
+
+
+def test_a_set_that_is_not_to_be_undone_keeps_what_it_took(world: World) -> None:
+    host, thief = Host(world, "me"), Host(world, "thief")
+    claims = [host.claim(key=key) for key in "ab"]
+    paused = host.start(host.operations.try_acquire_all(claims, undo=False))
+    paused.step()
+    thief.run(thief.operations.break_("b", "me"))
+    thief.run(thief.operations.try_acquire(thief.claim(key="b"), undo=False))
+
+    assert isinstance(paused.finish(), Busy)
+
+    assert list(world.record("a").holders) == ["me"]
+
+
+def test_a_set_is_undone_where_a_reply_is_lost_and_not_where_it_is_not_to_be(world: World) -> None:
+    for undo, left in (True, []), (False, ["me"]):
+        host = Host(world, "me")
+        world.fates.append(LOST)
+        with pytest.raises(LockUnavailableError):
+            take_all(host, "ab", undo=undo)
+        assert list(world.record("a").holders) == left
+
+
+def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World) -> None:
+    host, rival = Host(world, "a"), Host(world, "rival")
+    rival.take()
+    paused = host.start(host.operations.try_acquire(host.claim(fair=False), undo=False))
+    while paused.effect is not None:
+        rival.release()
+        rival.take()
+        paused.step()
+
+    busy = paused.finish()
+
+    assert isinstance(busy, Busy)
+    assert [each.owner for each in busy.record.holders.values()] == ["rival"]
+
+
+# -- wait -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_waiter_without_time_asks_once_and_says_how_long_it_waited(world: World) -> None:
+    Host(world, "holder").take()
+    host = Host(world, "b")
+    world.sent.clear()
+    acquiring = host.operations.acquire(
+        host.claim(), now=host.now(), timeout=0.0, poll_interval=1.0, undo=True
+    )
+
+    with pytest.raises(LockTimeoutError, match="was not free within 0 s"):
+        host.run(acquiring)
+
+    assert world.actions() == ["UpdateItem"]
+    for wait in (
+        host.operations.wait(KEY, 1, now=host.now(), timeout=0.0, poll_interval=1.0),
+        host.operations.wait(KEY, 1, now=host.now(), timeout=2.5, poll_interval=1.0),
+    ):
+        with pytest.raises(LockTimeoutError, match=r"was not free within (0|2\.5) s"):
+            host.run(wait)
+
+
+def test_a_waiter_whose_timeout_is_over_names_it(world: World) -> None:
+    Host(world, "holder").take(lease_ms=90_000)
+    with pytest.raises(LockTimeoutError, match=r"was not free within 2\.5 s"):
+        waiting(Host(world, "b"), timeout=2.5).finish()
+
+
+def test_a_waiter_of_several_locks_stands_in_each_queue_once(world: World) -> None:
+    Host(world, "holder").run(
+        Host(world, "holder").operations.try_acquire(Host(world, "holder").claim(key="a"), undo=False)
+    )
+    paused = waiting_for(Host(world, "b"), "ab")
+    world.sent.clear()
+
+    assert woken(paused) is None
+
+    assert "PutItem" not in world.actions()
+    assert "TransactWriteItems" not in world.actions()
+
+
+def test_an_undo_follows_only_what_may_have_left_a_grant(world: World) -> None:
+    """The process is cancelled while it leaves the queue with its grant: it gives the lock back. One that is thrown
+    away (`GeneratorExit`) cannot."""
+    for failure, left in (KeyboardInterrupt, []), (GeneratorExit, ["b"]):
+        holder, host = Host(world, "holder"), Host(world, "b")
+        holder.take()
+        paused = waiting(host)
+        holder.release()
+        paused.step()  # it is woken
+        while paused.effect.action != "UpdateItem":  # type: ignore[union-attr]
+            paused.step()
+        paused.step()  # the lock is taken
+        with pytest.raises(failure):
+            paused.interrupt(failure()).finish()
+        assert list(world.record().holders) == left
+        world.delete()
+
+
+# -- the queue --------------------------------------------------------------------------------------------------------
+
+
+def test_a_waiter_is_told_its_place_when_it_changes_and_not_again(world: World) -> None:
+    told: list[Standing] = []
+    tell = news(told.append)
+    first, second = Standing(KEY, 1, 1, None), Standing(KEY, 2, 2, None)
+    for each in second, second, first, first, second:
+        tell(each)
+    assert told == [second, first, second]
+
+
+def test_a_queue_longer_than_a_page_is_granted_in_order(world: World) -> None:
+    holder = Host(world, "holder")
+    holder.take()
+    queue = [(name, Host(world, name)) for name in (f"waiter {number:02d}" for number in range(30))]
+    paused = {name: waiting(host) for name, host in queue}
+    assert owners(world) == [name for name, _ in queue]
+    holder.release()
+
+    assert woken(paused["waiter 20"]) is None
+    assert woken(paused["waiter 29"]) is None
+    for name, host in queue[:3]:
+        assert woken(paused[name]) is not None
+        host.release()
+    assert owners(world) == [name for name, _ in queue[3:]]
+
+
+def test_all_who_fit_behind_a_page_of_others_are_granted_together(world: World) -> None:
+    holder = Host(world, "holder")
+    holder.take(slots=40, capacity=40)
+    hosts = [Host(world, f"waiter {number:02d}") for number in range(40)]
+    paused = [waiting(host, slots=1, capacity=40) for host in hosts]
+    holder.release(slots=40)
+
+    assert all(woken(each) is not None for each in reversed(paused))
+    assert world.record().available == 0
+
+
+def test_a_waiter_that_leaves_a_queue_leaves_nothing_to_clear_away(world: World) -> None:
+    holder, host = Host(world, "holder"), Host(world, "b")
+    holder.take()
+    paused = waiting(host)
+    assert bool(host.line)
+    holder.release()
+    assert woken(paused) is not None
+    assert not host.line
+
+
+def test_readers_behind_each_other_count_as_alike_and_a_writer_between_them_does_not(world: World) -> None:
+    writer = Host(world, "writer")
+    writer.take()
+    one, two, last = Host(world, "one"), Host(world, "two"), Host(world, "last")
+    first = waiting(one, capacity=SHARED)
+    between = waiting(two)
+    behind = waiting(last, capacity=SHARED)
+    writer.release()
+
+    assert woken(behind) is None, "the writer before it waits for the first reader"
+    assert woken(first) is not None
+    assert woken(behind) is None
+    one.release()
+    assert woken(between) is not None
+    two.release()
+    assert woken(behind) is not None
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1, "1st"),
+        (2, "2nd"),
+        (3, "3rd"),
+        (4, "4th"),
+        (11, "11th"),
+        (13, "13th"),
+        (21, "21st"),
+        (111, "111th"),
+        (122, "122nd"),
+    ],
+)
+def test_a_place_is_told_in_english(number: int, text: str) -> None:
+    assert Standing(KEY, number, 200, None).describe() == f"{text} of 200"
+
+
+def test_what_the_table_says_is_shortened_where_it_is_very_long() -> None:
+    assert readable("x" * 1000) == "x" * 1000
+    assert readable("x" * 1001) == "x" * 1000 + "…"
+
+
+def test_ten_holders_are_named_and_the_others_counted() -> None:
+    assert "more" not in a_record(11, 1, *map(str, range(10))).describe()
+    assert a_record(11, 0, *map(str, range(11))).describe().endswith("; and 1 more")
+
+
+def test_a_lost_lease_says_who_has_the_lock_now() -> None:
+    assert "nobody holds the lock now" in Lost(None).describe()
+    assert "nobody holds the lock now" in Lost(a_record(1, 1)).describe()
+    assert "Locked by me" in Lost(a_record(1, 0, "b")).describe()
