@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from airflow_dynamo_lock.protocol.capacity import could_take, fits
 from airflow_dynamo_lock.protocol.effects import Request, Stamp
 from airflow_dynamo_lock.protocol.errors import LockTimeoutError, LockUnavailableError
 from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.line import news
+from airflow_dynamo_lock.protocol.line import _turn, news
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
     Busy,
@@ -24,12 +25,14 @@ from airflow_dynamo_lock.protocol.model import (
     Released,
     Renewed,
     Standing,
+    Waiter,
     readable,
 )
 from airflow_dynamo_lock.protocol.native import MOST_CLEARED
-from tests.protocol.test_line import owners, waiting, woken
+from airflow_dynamo_lock.protocol.places import mark_after, place_of
+from tests.protocol.test_line import owners, run_a_while, waiting, woken
 from tests.protocol.test_sets import leases, take_all, waiting_for
-from tests.simulation import KEY, LOST, Host, World, a_holder, a_lease
+from tests.simulation import KEY, LOST, TABLE, Host, World, a_holder, a_lease
 
 
 def a_record(capacity: int, available: int, *holders: str, fixed: bool = False) -> LockRecord:
@@ -405,6 +408,176 @@ def test_readers_behind_each_other_count_as_alike_and_a_writer_between_them_does
     assert woken(between) is not None
     two.release()
     assert woken(behind) is not None
+
+
+def test_two_waiters_of_one_process_are_granted_in_order(world: World) -> None:
+    holder, host = Host(world, "holder"), Host(world, "b")
+    holder.take()
+    one, two = waiting(host, lease_id="one"), waiting(host, lease_id="two")
+    holder.release()
+    assert woken(two) is None
+    assert woken(one) is not None
+
+
+def test_a_process_renews_its_own_lease_with_one_request_and_releases_it_in_the_end(world: World) -> None:
+    holder, host = Host(world, "holder"), Host(world, "b")
+    holder.take(lease_ms=3_600_000)
+    one = waiting(host)
+    tending = host.start(host.line.tend(host.operations))
+    while world.item(host.line.process) is None:
+        tending.step()
+    world.sent.clear()
+    until = world.now + 20.0
+    while world.now < until:
+        tending.step()
+    assert set(world.actions()) == {"UpdateItem"}
+    assert len(world.actions()) <= 5  # one every four seconds
+    holder.release()
+    assert woken(one) is not None
+    tending.finish()
+    assert world.record(host.line.process).holders == {}
+
+
+def test_the_waiters_of_a_dead_process_are_passed_over_even_if_its_lease_was_renewed(world: World) -> None:
+    holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
+    holder.take(lease_ms=3_600_000)
+    waiting(dead)
+    run_a_while(dead, dead.line.tend(dead.operations), 40.0)
+    world.now += 8.0
+    two = waiting(second)
+    holder.release()
+    assert woken(two) is None
+    assert world.item(dead.line.process) is not None
+
+    world.now += 10.0
+
+    assert owners(world) == ["second"]
+    assert woken(two) is not None
+
+
+def test_a_look_tells_the_living_from_the_dead(world: World) -> None:
+    holder, first, second, newcomer = (Host(world, name) for name in ("holder", "first", "second", "new"))
+    holder.take(lease_ms=3_600_000)
+    waiting(first)
+    world.now += 16.0
+    waiting(second)
+
+    view = newcomer.run(newcomer.line.look(newcomer.claim(), None, None))
+
+    assert [each.owner for each in view.ahead] == ["second"]
+    assert len(view.dead) == 1
+    newcomer.line.sweep(KEY, view.dead)
+    run_a_while(newcomer, newcomer.line.tend(newcomer.operations), 3.0)
+    assert owners(world) == ["second"]
+
+
+def test_a_waiter_does_not_sweep_its_own_place(world: World) -> None:
+    holder, host = Host(world, "holder"), Host(world, "b")
+    holder.take(lease_ms=3_600_000)
+    waiting(host)
+    ((key, place),) = host.line.spots
+    host.line.sweep(key, [place])
+    run_a_while(host, host.line.tend(host.operations), 3.0)
+    assert owners(world) == ["b"]
+
+
+def test_a_waiter_that_has_its_slots_already_is_not_ahead_of_others(world: World) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    holder.take(slots=2, capacity=2)
+    one, two = waiting(first, capacity=2), waiting(second, capacity=2)
+    holder.release(slots=2)
+    one.step()
+    while isinstance(one.effect, Request) and one.effect.action != "DeleteItem":
+        one.step()  # it is granted, and has not left the queue yet
+
+    assert owners(world) == ["second"]
+    assert woken(two) is not None
+    assert world.record().available == 0
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_waiter_whose_place_was_cleared_away_takes_it_again(world: World, others: int) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    holder.take(lease_ms=3_600_000)
+    paused = waiting(first)
+    for _ in range(others):
+        waiting(second)
+    ((key, place),) = first.line.spots
+    world.client.delete_item(TableName=TABLE, Key={"key": {"S": key}, "entry": {"S": f"waiter/{place}"}})
+
+    assert woken(paused) is None
+
+    assert owners(world) == ["first", "second"][: 1 + others]
+
+
+def test_a_lock_that_is_forgotten_while_a_ticket_is_drawn_is_taken(world: World) -> None:
+    holder, host = Host(world, "holder"), Host(world, "b")
+    holder.take()
+    acquiring = host.operations.acquire(
+        host.claim(), now=host.now(), timeout=None, poll_interval=1.0, undo=True
+    )
+    paused = host.start(acquiring).step()  # refused
+    world.delete()
+
+    assert isinstance(paused.finish(), Granted)
+
+
+LOW, HIGH = place_of(0, 100, "x"), place_of(0, 200, "y")
+URGENT = place_of(5, 300, "z")
+
+
+@pytest.mark.parametrize(
+    ("first", "tickets", "mine", "ahead", "following", "condition", "head"),
+    [
+        # No queue, and nobody in it.
+        (None, 0, None, False, None, "attribute_not_exists(#first)", ""),
+        # The head is missing although somebody is behind: it is set.
+        (None, 200, None, False, HIGH, "attribute_not_exists(#first)", HIGH),
+        # Waiters are ahead: they keep the head.
+        (LOW, 200, None, True, None, "(attribute_not_exists(#first) OR #first >= :seen_first)", ""),
+        # The first waiter takes the lock: the head moves on to the next.
+        (LOW, 200, LOW, False, HIGH, "(attribute_not_exists(#first) OR #first >= :seen_first)", HIGH),
+        # The last waiter takes it: the head goes, unless somebody drew a ticket.
+        (
+            LOW, 100, LOW, False, None,
+            "(attribute_not_exists(#first) OR #first >= :seen_first) AND #tickets = :tickets", None,
+        ),
+        # The same, in a record without tickets.
+        (
+            LOW, 0, None, False, None,
+            "(attribute_not_exists(#first) OR #first >= :seen_first) AND attribute_not_exists(#tickets)", None,
+        ),
+        # Whoever drew the next ticket may be on the way to the queue: the head stays before that place.
+        (LOW, 101, LOW, False, None, "(attribute_not_exists(#first) OR #first >= :seen_first)", mark_after(LOW)),
+        # The head would pass places of more urgent waiters.
+        (
+            URGENT, 300, URGENT, False, HIGH,
+            "(attribute_not_exists(#first) OR #first >= :seen_first) AND #tickets = :tickets", HIGH,
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_write_that_takes_the_lock_says_of_the_queue(
+    first: str | None,
+    tickets: int,
+    mine: str | None,
+    ahead: bool,
+    following: str | None,
+    condition: str,
+    head: str | None,
+) -> None:
+    record = replace(a_record(1, 1), first=first, tickets=tickets)
+    waiters = [a_waiter(place) for place in (mine or LOW,)]
+
+    turn = _turn(record, waiters[0] if mine else None, waiters if ahead else [], following)
+
+    assert (turn.condition, turn.next) == (condition, head)
+
+
+def a_waiter(place: str) -> Waiter:
+    return Waiter(
+        key=KEY, place=place, lease_id="w", owner="w", slots=1, capacity=1, priority=0, since_ms=0,
+        until_ms=None, process="p", version="v", renewed_at_ms=None, about={},
+    )  # fmt: skip
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
