@@ -441,7 +441,7 @@ def test_a_process_renews_its_own_lease_with_one_request_and_releases_it_in_the_
 def test_the_waiters_of_a_dead_process_are_passed_over_even_if_its_lease_was_renewed(world: World) -> None:
     holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
     holder.take(lease_ms=3_600_000)
-    waiting(dead)
+    one = waiting(dead)
     run_a_while(dead, dead.line.tend(dead.operations), 40.0)
     world.now += 8.0
     two = waiting(second)
@@ -453,6 +453,7 @@ def test_the_waiters_of_a_dead_process_are_passed_over_even_if_its_lease_was_ren
 
     assert owners(world) == ["second"]
     assert woken(two) is not None
+    assert woken(one) is None
 
 
 def test_a_look_tells_the_living_from_the_dead(world: World) -> None:
@@ -474,11 +475,12 @@ def test_a_look_tells_the_living_from_the_dead(world: World) -> None:
 def test_a_waiter_does_not_sweep_its_own_place(world: World) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take(lease_ms=3_600_000)
-    waiting(host)
+    paused = waiting(host)
     ((key, place),) = host.line.spots
     host.line.sweep(key, [place])
     run_a_while(host, host.line.tend(host.operations), 3.0)
     assert owners(world) == ["b"]
+    assert paused.effect is not None
 
 
 def test_a_waiter_that_has_its_slots_already_is_not_ahead_of_others(world: World) -> None:
