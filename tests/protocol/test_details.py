@@ -12,7 +12,7 @@ import pytest
 
 from airflow_dynamo_lock.protocol.capacity import could_take, fits
 from airflow_dynamo_lock.protocol.effects import Request, Stamp
-from airflow_dynamo_lock.protocol.errors import LockTimeoutError, LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import LockNotHeldError, LockTimeoutError, LockUnavailableError
 from airflow_dynamo_lock.protocol.limits import SHARED
 from airflow_dynamo_lock.protocol.line import _turn, news
 from airflow_dynamo_lock.protocol.model import (
@@ -32,7 +32,7 @@ from airflow_dynamo_lock.protocol.native import MOST_CLEARED
 from airflow_dynamo_lock.protocol.places import mark_after, place_of
 from tests.protocol.test_line import owners, run_a_while, waiting, woken
 from tests.protocol.test_sets import leases, take_all, waiting_for
-from tests.simulation import KEY, LOST, TABLE, Host, World, a_holder, a_lease
+from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, TABLE, Host, World, a_holder, a_lease
 
 
 def a_record(capacity: int, available: int, *holders: str, fixed: bool = False) -> LockRecord:
@@ -341,6 +341,74 @@ def test_an_undo_follows_only_what_may_have_left_a_grant(world: World) -> None:
             paused.interrupt(failure()).finish()
         assert list(world.record().holders) == left
         world.delete()
+
+
+def test_a_newcomer_without_time_is_told_who_is_ahead_of_it(world: World) -> None:
+    holder, first, newcomer = (Host(world, name) for name in ("holder", "first", "newcomer"))
+    holder.take()
+    one = waiting(first)
+    holder.release()
+
+    with pytest.raises(LockTimeoutError, match="first waits for it already"):
+        waiting(newcomer, timeout=0.0)
+
+    assert one.effect is not None
+
+
+# -- people -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_capacity_that_somebody_else_changes_meanwhile_is_set_all_the_same(world: World) -> None:
+    one, two = Host(world, "one"), Host(world, "two")
+    one.run(one.operations.set_capacity(KEY, 3))
+    paused = one.start(one.operations.set_capacity(KEY, 5)).step()
+    two.run(two.operations.set_capacity(KEY, 4))
+
+    assert paused.finish().record.capacity == 5
+
+
+def test_a_record_that_is_used_meanwhile_is_not_forgotten(world: World) -> None:
+    one, two = Host(world, "one"), Host(world, "two")
+    one.take()
+    one.release()
+    paused = one.start(one.operations.forget(KEY, at_once=True)).step()
+    two.take()
+
+    assert paused.finish() is False
+    assert list(world.record().holders) == ["two"]
+
+
+def test_a_record_with_holders_or_waiters_is_not_forgotten_and_costs_no_write(world: World) -> None:
+    holder, host = Host(world, "holder"), Host(world, "b")
+    holder.take()
+    world.sent.clear()
+    assert holder.run(holder.operations.forget(KEY, at_once=True)) is False
+    assert world.actions() == ["GetItem"]
+    one = waiting(host)
+    holder.release()
+    world.sent.clear()
+    assert holder.run(holder.operations.forget(KEY, at_once=True)) is False
+    assert world.actions() == ["GetItem"]
+    assert one.effect is not None
+
+
+def test_a_lease_that_was_broken_by_a_lost_request_counts_as_broken(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+    world.fates.extend(["", LOST_THEN_RETRIED])  # the read, and the write
+
+    broken = host.run(host.operations.break_(KEY, "a"))
+
+    assert broken.holder.lease_id == "a"
+
+
+def test_a_lease_that_is_not_there_cannot_be_broken(world: World) -> None:
+    host = Host(world, "a")
+    with pytest.raises(LockNotHeldError, match="Not locked"):
+        host.run(host.operations.break_(KEY, "a"))
+    host.take()
+    with pytest.raises(LockNotHeldError, match="Locked by a"):
+        host.run(host.operations.break_(KEY, "b"))
 
 
 # -- the queue --------------------------------------------------------------------------------------------------------
