@@ -102,7 +102,7 @@ class AirflowClient:
         errors = self._list("/importErrors", "import_errors")
         return {error["filename"]: error["stack_trace"] for error in errors}
 
-    def wait_for_dags(self, dag_ids: Collection[str], timeout: float = 60.0) -> None:
+    def wait_for_dags(self, dag_ids: Collection[str], timeout: float = 180.0) -> None:
         """Wait until all these DAGs have been parsed. A file that cannot be parsed ends the wait."""
         deadline = time.monotonic() + timeout
         while missing := set(dag_ids) - self.dag_ids():
@@ -132,7 +132,7 @@ class AirflowClient:
         return [Run.parse(run) for run in self._list(f"/dags/{dag_id}/dagRuns", "dag_runs", order_by="id")]
 
     def wait(
-        self, dag_id: str, run_id: str, states: Collection[str] = FINISHED, timeout: float = 120.0
+        self, dag_id: str, run_id: str, states: Collection[str] = FINISHED, timeout: float = 300.0
     ) -> Run:
         """Wait until a run is in one of these states."""
         deadline = time.monotonic() + timeout
@@ -166,7 +166,7 @@ class AirflowClient:
         task_id: str,
         states: Collection[str | None],
         map_index: int = -1,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
     ) -> TaskInstance:
         """Wait until a task is in one of these states."""
         deadline = time.monotonic() + timeout

@@ -124,7 +124,7 @@ def _required(path: str) -> Path:
     return found
 
 
-def _wait_for_port(server: Component, port: int, timeout: float = 60.0) -> None:
+def _wait_for_port(server: Component, port: int, timeout: float = 180.0) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:

@@ -86,7 +86,7 @@ class Room:
         return self.ledger.stays(key)
 
     def wait_inside(
-        self, key: str, run_id: str, *, timeout: float = 60.0, beside: tuple[int, ...] = ()
+        self, key: str, run_id: str, *, timeout: float = 180.0, beside: tuple[int, ...] = ()
     ) -> Stay:
         """Wait until a process of the run is inside; `beside` are pids of earlier ones."""
 
@@ -97,7 +97,7 @@ class Room:
         return until(found, f"a process of {run_id} is inside {key}", timeout)
 
     def wait_record(
-        self, key: str, what: Callable[[LockRecord], Any], *, timeout: float = 60.0
+        self, key: str, what: Callable[[LockRecord], Any], *, timeout: float = 180.0
     ) -> LockRecord:
         """Wait until the lock's record is as wanted."""
 

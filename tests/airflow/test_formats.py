@@ -33,7 +33,7 @@ def test_a_group_and_a_sensor_take_turns_with_a_program_in_each_format(room: Roo
         )
         assert programs[name].release(leases[name])
     for name, run_id in runs.items():
-        stay = room.wait_inside(f"{key}/{name}", run_id, timeout=90)
+        stay = room.wait_inside(f"{key}/{name}", run_id)
         record = programs[name].get(f"{key}/{name}")
         assert record
         (holder,) = record.holders.values()

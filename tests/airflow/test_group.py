@@ -101,7 +101,7 @@ def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(
     until(
         lambda: "1st of 1." in room.airflow.task_log("guarded", runs.second, "lock.acquire") or None,
         "the second run says where it stands in line",
-        30,
+        120,
     )
     room.tell(runs.first, "finish")
     runs.handed_over(POLL + AIRFLOW)
@@ -216,7 +216,7 @@ def test_the_lock_is_broken_by_hand(room: Room, key: str, contend: Contend) -> N
     runs = contend()
     broken_at = room.stays(key)[0].last
     assert "guarded" in room.locks.break_lock(key, runs.holder.lease_id).owner
-    until(lambda: None if psutil.pid_exists(runs.holder.pid) else True, "the first has stopped", 30)
+    until(lambda: None if psutil.pid_exists(runs.holder.pid) else True, "the first has stopped", 120)
     # A heartbeat interval of the guard, and what the beat and on_kill take.
     assert room.stays(key)[0].last - broken_at <= GRACE / 3 + 1.0
     room.wait_inside(key, runs.second)

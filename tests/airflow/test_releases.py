@@ -33,7 +33,7 @@ def locked_for(room: Room, key: str, dag_id: str, task_id: str, seconds: float, 
     released = time.time()
     room.locks.release(lease)
     for run_id in started:
-        room.airflow.wait(dag_id, run_id, timeout=120)
+        room.airflow.wait(dag_id, run_id)
         room.assert_green(dag_id, run_id)
     room.assert_exclusive(key)
     return room.stays(key)[0].first - released
@@ -91,7 +91,7 @@ def test_a_run_keeps_its_lock_while_its_task_waits_for_a_slot(room: Room, key: s
     run_id = room.start("queued", key, lease=10, grace=5, seconds=0.5)
     lease = next(iter(room.wait_record(key, lambda record: record.holders).holders))
     renewed = time.time() + 30
-    room.wait_record(key, lambda record: time.time() > renewed and lease in record.holders, timeout=60)
+    room.wait_record(key, lambda record: time.time() > renewed and lease in record.holders)
     room.tell(occupies, "finish", "lock.in_pool")
     for each in (occupies, run_id):
         room.assert_green("queued", each)
@@ -116,7 +116,7 @@ def test_the_form_of_a_connection_has_its_own_fields_and_a_test_button(room: Roo
 def test_the_link_to_the_record_is_there_while_the_lock_is_waited_for(room: Room, key: str) -> None:
     lease = room.locks.acquire(key, lease=300)
     run_id = room.start("guarded", key, seconds=0.5)
-    link = until(lambda: _link(room, run_id), "acquire has pushed its link while it waits", 60)
+    link = until(lambda: _link(room, run_id), "acquire has pushed its link while it waits", 180)
     room.locks.release(lease)
     assert f"table={TABLE}" in link
     room.assert_green("guarded", run_id)
