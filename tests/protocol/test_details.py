@@ -12,27 +12,40 @@ import pytest
 
 from airflow_dynamo_lock.protocol.capacity import could_take, fits
 from airflow_dynamo_lock.protocol.effects import Request, Stamp
-from airflow_dynamo_lock.protocol.errors import LockNotHeldError, LockTimeoutError, LockUnavailableError
+from airflow_dynamo_lock.protocol.errors import (
+    LockLostError,
+    LockNotHeldError,
+    LockTimeoutError,
+    LockUnavailableError,
+    LockValueError,
+)
 from airflow_dynamo_lock.protocol.limits import SHARED
 from airflow_dynamo_lock.protocol.line import _turn, news
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
     Busy,
     Change,
+    Claim,
     Granted,
+    Lease,
     LockRecord,
     Lost,
     Released,
     Renewed,
     Standing,
     Waiter,
+    alike,
     readable,
+    utc,
 )
 from airflow_dynamo_lock.protocol.native import MOST_CLEARED
 from airflow_dynamo_lock.protocol.places import mark_after, place_of
 from tests.protocol.test_line import owners, run_a_while, waiting, woken
 from tests.protocol.test_sets import leases, take_all, waiting_for
 from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, TABLE, Host, World, a_holder, a_lease
+
+#: Twelve o'clock on the first day of 1970, milliseconds.
+NOON = 12 * 3_600_000
 
 
 def a_record(capacity: int, available: int, *holders: str, fixed: bool = False) -> LockRecord:
@@ -685,3 +698,66 @@ def test_a_lost_lease_says_who_has_the_lock_now() -> None:
     assert "nobody holds the lock now" in Lost(None).describe()
     assert "nobody holds the lock now" in Lost(a_record(1, 1)).describe()
     assert "Locked by me" in Lost(a_record(1, 0, "b")).describe()
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({}, "me since 00:00 UTC"),
+        ({"renewed_at_ms": NOON}, "me since 00:00 UTC, last heartbeat 0 s ago"),
+        ({"renewed_at_ms": NOON + 9_000}, "me since 00:00 UTC, last heartbeat 0 s ago"),
+        ({"inside": {"a": 1}}, "me since 00:00 UTC, 1 process inside"),
+        ({"inside": {"a": 1, "b": 1}}, "me since 00:00 UTC, 2 processes inside"),
+        ({"ending": True, "hold_until_ms": NOON}, "me since 00:00 UTC, ending"),
+        (
+            {"ending": True, "resting": True, "hold_until_ms": NOON},
+            "me since 00:00 UTC, released, and not handed on before 12:00:00 UTC",
+        ),
+    ],
+)
+def test_a_holder_is_described(changed: dict[str, Any], text: str) -> None:
+    holder = a_holder(**changed)
+    assert holder.describe(NOON) == text
+    assert holder.renewed_at == (utc(changed["renewed_at_ms"]) if "renewed_at_ms" in changed else None)
+
+
+def test_a_set_of_holders_never_stands_for_another_attempt_than_an_earlier_one() -> None:
+    about = {"attempt_of": "run/task"}
+    claim = Claim(KEY, "0002", "me", 30_000, 15_000, attempt_of="run/task")
+    assert claim.supersedes(a_holder("0001", about=about))
+    assert not claim.supersedes(a_holder("0002", about=about))
+    assert not claim.supersedes(a_holder("0003", about=about))
+    assert not claim.supersedes(a_holder("0001"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [(1, 1, True), (3, 3, True), (3, 5, True), (1, 3, False), (SHARED, SHARED, True), (1, SHARED, False)],
+)
+def test_claims_that_can_hold_a_lock_together(one: int, other: int, together: bool) -> None:
+    assert alike(one, other) is together
+    assert alike(other, one) is together
+
+
+def test_a_lease_is_read_from_an_xcom_with_or_without_what_is_optional() -> None:
+    values = {**a_lease("a").as_dict(), "lease_ms": 1, "grace_ms": 1}
+    assert Lease.from_dict({**values, "took_over": True}).took_over
+    without = {name: value for name, value in values.items() if name != "took_over"}
+    assert not Lease.from_dict(without).took_over
+    for name in without:
+        with pytest.raises(LockValueError):
+            Lease.from_dict({other: value for other, value in without.items() if other != name})
+    for name in "lease_ms", "grace_ms":
+        with pytest.raises(LockValueError):
+            Lease.from_dict({**values, name: 0})
+
+
+def test_a_lease_is_valid_to_the_last_moment(world: World) -> None:
+    term = Host(world, "a").term()
+    lease = replace(a_lease("a"), term=term)
+    term.renewed(term._now(), 30_000)
+    world.now += 26.5  # a holder does without a tenth
+    lease.check()
+    world.now += 0.5
+    with pytest.raises(LockLostError, match="no heartbeat has succeeded in time"):
+        lease.check()
