@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 from tests.histories.history import Verdict, play
 from tests.histories.mutations import spoilt
@@ -48,15 +49,14 @@ class Summary:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No log, and no garbage collection in the middle of a history: what a killed process leaves behind is taken apart
-    between two, where its coroutines can no longer disturb, however they complain. What was there before is left out
-    of these collections: in a process that has loaded Airflow, looking through it takes longer than a history."""
+    """No log, and no garbage collection within a history: the remains of a killed process are collected between two
+    histories, where its coroutines can no longer disturb."""
     logger = logging.getLogger("airflow_dynamo_lock")
     level, hook = logger.level, sys.unraisablehook
     logger.setLevel(logging.CRITICAL + 1)
     sys.unraisablehook = lambda _: None
     gc.disable()
-    gc.freeze()
+    _leave_out_what_is_loaded()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
@@ -66,6 +66,13 @@ def quiet() -> Iterator[None]:
         gc.enable()
         logger.setLevel(level)
         sys.unraisablehook = hook
+
+
+@cache
+def _leave_out_what_is_loaded() -> None:
+    """Exclude all present objects from garbage collection. If Airflow is loaded, a collection would take longer than a
+    history. Once in a process: nothing that a history leaves behind may be excluded."""
+    gc.freeze()
 
 
 def play_some(
