@@ -132,6 +132,7 @@ class LineChecker:
     :ivar drew: when a number was last drawn in the queue of each lock.
     :ivar apart: seconds by which two servers' clocks may differ.
     :ivar numbers: when each number was drawn in the queue of each lock.
+    :ivar freed: when each lease, by key and lease id, was last removed from its record.
     """
 
     world: World
@@ -147,6 +148,7 @@ class LineChecker:
     drew: dict[str, float] = field(default_factory=dict)
     moved: dict[str, float] = field(default_factory=dict)
     apart: float = 0.0
+    freed: dict[tuple[str, str], float] = field(default_factory=dict)
     _heads: dict[tuple[object, str], str | None] = field(default_factory=dict)
     _looked: dict[tuple[object, str], float] = field(default_factory=dict)
     _looks: dict[tuple[object, str], list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -205,8 +207,10 @@ class LineChecker:
                 at = min(at, int(sign["renewed_at"]["N"]) / 1000 - BEGIN)
         self._signs[key, entry].append((self.world.now, at + min(_ALIVE, _SIGN - self.apart)))
 
-    def overtaken(self, key: str, name: str, before: Item | None, after: Item) -> str | None:
-        """Who, alive and in sight, should have had the lock that was just taken."""
+    def overtaken(
+        self, process: Process, key: str, name: str, before: Item | None, after: Item
+    ) -> str | None:
+        """Who, alive and in sight, should have had the lock that was just taken, by that process."""
         about = _about(after["holders"]["M"][name]["M"])
         if before is None or "first" not in before or about.get("fair") != "yes":
             return None
@@ -234,6 +238,9 @@ class LineChecker:
                 in before["holders"]["M"]  # it has the lock, and is about to leave the line
                 or look is None
                 or self._stands[key, entry] > look  # on its way at that time
+                or self._held(key, item, look)
+                # That process has stopped waiting for it, and the next one has not taken its entry over yet.
+                or (self._stood_by.get((key, entry)) is process is not self.processes[their["actor"]]())
                 or not self._alive_since(key, entry, item, look)
             ):
                 continue
@@ -258,6 +265,7 @@ class LineChecker:
                 and their["actor"] != mine
                 and their["actor"] in self.waiting
                 and item["lease_id"]["S"] not in after["holders"]["M"]
+                and not self._held(key, item, look)
                 and (
                     self._stands[key, entry] <= look or look < self.numbers.get((key, number_of(place)), look)
                 )
@@ -266,6 +274,10 @@ class LineChecker:
             ):
                 return f"{their['actor']} in {place}, which the head of the queue passed"
         return None
+
+    def _held(self, key: str, item: Item, look: float) -> bool:
+        """Whether a waiter had the lock at the time of the look: it released a grant whose answer it never received."""
+        return self.freed.get((key, item["lease_id"]["S"]), -NEVER) > look
 
     def head_cleared(
         self, process: Process, key: str, params: Mapping[str, Any], before: Item, takes: Mapping[str, Any]
@@ -505,6 +517,7 @@ class Checker:
         reclaims = bool(takes) or "#dead0" in params["UpdateExpression"]
         for name, holder in old.items():
             if name not in new:
+                self.line.freed[key, name] = self.world.now
                 self._gone(process, params, (key, name), holder["M"], reclaimed=reclaims)
                 by_hand = process in self.people
                 self._too_early((key, name), holder["M"], reclaimed=reclaims, by_hand=by_hand)
@@ -519,7 +532,7 @@ class Checker:
         for name in takes:
             self._comes_back((key, name), new[name]["M"])
             self.taken[key, name] = self.world.now, int(after["capacity"]["N"])
-            if (overtaken := self.line.overtaken(key, name, before, after)) is not None:
+            if (overtaken := self.line.overtaken(process, key, name, before, after)) is not None:
                 self.wrong(f"{process.name} took {key} as {name}, before {overtaken}, which came first")
             if not self._acts_for(process, name):
                 self.wrong(f"{process.name} took the lease {name}, which is not its own")
