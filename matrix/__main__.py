@@ -36,10 +36,14 @@ def main() -> int:
     parser.add_argument(
         "--page", action="store_true", help="write the last result of every environment into docs/versions.md"
     )
-    parser.add_argument(
-        "--short", action="store_true", help="only the cases that have differed between releases"
-    )
     parser.add_argument("-k", metavar="EXPRESSION", help="only the tests that match, as in pytest")
+    parser.add_argument(
+        "--short",
+        dest="k",
+        action="store_const",
+        const=SHORT,
+        help="only the cases that have differed between releases",
+    )
     options = parser.parse_args()
     console = Console(highlight=False)
     try:
@@ -55,9 +59,7 @@ def main() -> int:
         print(wrong, file=sys.stderr)
         return 2
     with Running() as running:
-        reports = list(
-            running.reports(environments, options.k or (SHORT if options.short else None), console)
-        )
+        reports = list(running.reports(environments, options.k, console))
     console.print(as_table(reports))
     if options.page:
         write_page([Report(each) for each in ENVIRONMENTS])

@@ -34,7 +34,7 @@ from airflow_dynamo_lock.protocol.errors import (
     LockUnavailableError,
 )
 from airflow_dynamo_lock.protocol.line import Line
-from airflow_dynamo_lock.protocol.model import Claim, Holder, Lease, LockRecord, Term
+from airflow_dynamo_lock.protocol.model import Claim, Granted, Holder, Lease, LockRecord, Term
 from airflow_dynamo_lock.protocol.native import NativeFormat
 from airflow_dynamo_lock.protocol.operations import Operations
 from airflow_dynamo_lock.protocol.staleness import MAX_CLOCK_SKEW, Observer
@@ -225,6 +225,26 @@ class Host:
         """Try to acquire: `Granted` or `Busy`."""
         return self.run(self.operations.try_acquire(self.claim(lease_id, **options), undo=undo))
 
+    def acquiring(
+        self,
+        lease_id: str | None = None,
+        *,
+        timeout: float | None = None,
+        poll_interval: float = 1.0,
+        undo: bool = True,
+        **options: Any,
+    ) -> Paused[Granted]:
+        """Begin to acquire, waiting if the lock is taken, and stop before the first request."""
+        return self.start(
+            self.operations.acquire(
+                self.claim(lease_id, **options),
+                now=self.now(),
+                timeout=timeout,
+                poll_interval=poll_interval,
+                undo=undo,
+            )
+        )
+
     def beat(self, lease_id: str | None = None, *, lease_ms: int = 30_000) -> Any:
         """Send a heartbeat: `Renewed` or `Lost`."""
         return self.run(self.operations.heartbeat(KEY, lease_id or self.name, lease_ms))
@@ -287,6 +307,18 @@ class Paused(Generic[T]):
         else:
             self._go_on(lambda: self._operation.send(answer))
         return self
+
+    def until(self, action: str) -> Self:
+        """Let it go on, and stop before its next request of that kind, such as ``PutItem``."""
+        while not (isinstance(self.effect, Request) and self.effect.action == action):
+            self.step()
+        return self
+
+    @property
+    def request(self) -> Request:
+        """The request that it is about to send."""
+        assert isinstance(self.effect, Request)
+        return self.effect
 
     def interrupt(self, failure: BaseException) -> Self:
         """Let that happen instead of what it was about to do."""

@@ -184,6 +184,7 @@ def _contend(side: Both, key: str) -> list[tuple[float, float, str]]:
             with us.keep_alive(lease):
                 came = time.monotonic()
                 time.sleep(0.02)
+                lease.check()
                 went = time.monotonic()
             if us.release(lease):
                 stays.append((came, went, "ours"))

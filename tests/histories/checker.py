@@ -239,8 +239,7 @@ class LineChecker:
                 or look is None
                 or self._stands[key, entry] > look  # on its way at that time
                 or self._held(key, item, look)
-                # That process has stopped waiting for it, and the next one has not taken its entry over yet.
-                or (self._stood_by.get((key, entry)) is process is not self.processes[their["actor"]]())
+                or self._given_up_by(process, (key, entry), their["actor"])
                 or not self._alive_since(key, entry, item, look)
             ):
                 continue
@@ -278,6 +277,10 @@ class LineChecker:
     def _held(self, key: str, item: Item, look: float) -> bool:
         """Whether a waiter had the lock at the time of the look: it released a grant whose answer it never received."""
         return self.freed.get((key, item["lease_id"]["S"]), -NEVER) > look
+
+    def _given_up_by(self, process: Process, at: Place, actor: str) -> bool:
+        """Whether that process wrote the entry and no longer waits, and the next one has not taken the entry over."""
+        return self._stood_by.get(at) is process and self.processes[actor]() is not process
 
     def head_cleared(
         self, process: Process, key: str, params: Mapping[str, Any], before: Item, takes: Mapping[str, Any]

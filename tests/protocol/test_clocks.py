@@ -236,10 +236,8 @@ def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
     host = Host(world, "a")
     if how == "after a break":
         host.run(host.operations.break_(KEY, "gone"))
-    claim = host.claim(slots=2 if how == "in its place" else 1, capacity=2)
 
-    acquiring = host.operations.acquire(claim, now=host.now(), timeout=None, poll_interval=1.0, undo=True)
-    granted = host.run(acquiring)
+    granted = host.acquiring(slots=2 if how == "in its place" else 1, capacity=2).finish()
 
     assert granted.token == world.record().token
     assert -1_500 <= granted.token - world.server_ms <= 12_000

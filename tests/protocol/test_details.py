@@ -41,7 +41,7 @@ from airflow_dynamo_lock.protocol.model import (
 from airflow_dynamo_lock.protocol.native import MOST_CLEARED
 from airflow_dynamo_lock.protocol.places import mark_after, place_of
 from tests.protocol.test_line import owners, run_a_while, waiting, woken
-from tests.protocol.test_sets import leases, take_all, waiting_for
+from tests.protocol.test_sets import claims, leases, take_all, waiting_for
 from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, TABLE, Host, World, a_holder, a_lease
 
 #: Twelve o'clock on the first day of 1970, milliseconds.
@@ -69,26 +69,20 @@ def test_an_idle_lock_has_room_for_any_capacity_but_for_no_more_slots_than_that(
 @pytest.mark.parametrize(
     ("record", "slots", "could"),
     [
-        (
-            a_record(SHARED, SHARED - 1, "reader"),
-            1,
-            False,
-        ),  # readers do not count as room for one who excludes them
+        (a_record(SHARED, SHARED - 1, "reader"), 1, False),  # the slots of readers are not free for others
         (a_record(SHARED, SHARED), 1, True),
         (a_record(SHARED, SHARED - 1, "reader", fixed=True), 1, True),
         (a_record(1, 1), 2, True),  # the claim that follows may change the capacity
         (a_record(3, 1, "a", "b"), 2, False),
     ],
 )
-def test_who_waits_for_slots_without_a_capacity_goes_by_what_the_lock_has(
-    record: LockRecord, slots: int, could: bool
-) -> None:
+def test_a_wait_without_a_capacity_uses_that_of_the_lock(record: LockRecord, slots: int, could: bool) -> None:
     assert could_take(record, [], slots, None, takes=False) is could
 
 
-def test_who_waits_for_a_plain_lock_is_not_woken_by_a_semaphore_whose_capacity_was_set() -> None:
+def test_a_waiter_for_a_plain_lock_is_not_woken_by_a_semaphore_with_a_set_capacity() -> None:
     fixed = a_record(3, 3, fixed=True)
-    assert could_take(fixed, [], 1, 1, takes=True)  # it is to be told that it cannot be taken like this
+    assert could_take(fixed, [], 1, 1, takes=True)  # a try tells the caller of the mismatch
     assert not could_take(fixed, [], 1, 1, takes=False)
     assert could_take(fixed, [], 1, 5, takes=False)
 
@@ -175,11 +169,7 @@ def test_a_change_of_a_lease_that_was_overtaken_is_written_again(world: World, l
     host = Host(world, "a")
     host.take()
     change = Change(lease_ms=lease_ms, data={"rows": 7})
-    longer = (
-        a_lease("a")
-        if lease_ms is None
-        else a_lease("a").__class__(**{**a_lease("a").as_dict(), "lease_ms": lease_ms})
-    )
+    longer = replace(a_lease("a"), lease_ms=lease_ms or 30_000)
 
     renewed = overtaken(world, host.operations.heartbeat_all([longer], change=change), host)
 
@@ -213,7 +203,7 @@ def test_two_locks_are_released_with_one_request_and_one_without_a_transaction(w
     assert world.actions() == ["TransactWriteItems", "UpdateItem", "UpdateItem"]
 
 
-# -- give back --------------------------------------------------------------------------------------------------------
+# -- release ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_lease_whose_minimum_is_over_is_abandoned_while_a_process_is_inside(world: World) -> None:
@@ -228,11 +218,13 @@ def test_a_lease_whose_minimum_is_over_is_abandoned_while_a_process_is_inside(wo
     assert world.record().holders == {}
 
 
-def test_a_lease_that_nobody_needs_to_hold_longer_is_released_at_that_moment(world: World) -> None:
+def test_min_hold_ends_in_the_millisecond_that_it_names(world: World) -> None:
     host = Host(world, "a")
     host.take(min_hold_ms=10_000)
-    while world.record().holders["a"].hold_until_ms != host.stamp().best_ms:
-        world.now = round(world.now + 0.001, 3)
+    hold_until_ms = world.record().holders["a"].hold_until_ms
+    assert hold_until_ms is not None
+    world.now = round(world.now + (hold_until_ms - host.stamp().best_ms) / 1000, 3)
+    assert host.stamp().best_ms == hold_until_ms
 
     assert host.release() == Released()
 
@@ -245,40 +237,29 @@ def test_an_uncontended_set_of_one_is_taken_like_a_lock(world: World) -> None:
     assert world.actions() == ["UpdateItem"]
 
 
-def test_what_a_set_took_and_lost_again_is_given_back_before_it_is_found_busy(world: World) -> None:
+@pytest.mark.parametrize(("undo", "left"), [(True, []), (False, ["me"])])
+def test_a_set_that_lost_one_of_its_locks_again_releases_the_others_if_it_may(
+    world: World, undo: bool, left: list[str]
+) -> None:
     host, thief = Host(world, "me"), Host(world, "thief")
-    claims = [host.claim(key=key) for key in "ab"]
-    paused = host.start(host.operations.try_acquire_all(claims, undo=True))
+    paused = host.start(host.operations.try_acquire_all(claims(host, "ab"), undo=undo))
     paused.step()  # both are taken
-    for key in "b":
-        thief.run(thief.operations.break_(key, "me"))
-        thief.run(thief.operations.try_acquire(thief.claim(key=key), undo=False))
-
-    assert isinstance(paused.finish(), Busy)
-
-    assert world.record("a").holders == {}
-
-
-def test_a_set_that_is_not_to_be_undone_keeps_what_it_took(world: World) -> None:
-    host, thief = Host(world, "me"), Host(world, "thief")
-    claims = [host.claim(key=key) for key in "ab"]
-    paused = host.start(host.operations.try_acquire_all(claims, undo=False))
-    paused.step()
     thief.run(thief.operations.break_("b", "me"))
-    thief.run(thief.operations.try_acquire(thief.claim(key="b"), undo=False))
+    thief.take(key="b")
 
     assert isinstance(paused.finish(), Busy)
 
-    assert list(world.record("a").holders) == ["me"]
+    assert list(world.record("a").holders) == left
 
 
-def test_a_set_is_undone_where_a_reply_is_lost_and_not_where_it_is_not_to_be(world: World) -> None:
-    for undo, left in (True, []), (False, ["me"]):
-        host = Host(world, "me")
-        world.fates.append(LOST)
-        with pytest.raises(LockUnavailableError):
-            take_all(host, "ab", undo=undo)
-        assert list(world.record("a").holders) == left
+@pytest.mark.parametrize(("undo", "left"), [(True, []), (False, ["me"])])
+def test_a_set_whose_reply_is_lost_is_released_if_it_may(world: World, undo: bool, left: list[str]) -> None:
+    world.fates.append(LOST)
+
+    with pytest.raises(LockUnavailableError):
+        take_all(Host(world, "me"), "ab", undo=undo)
+
+    assert list(world.record("a").holders) == left
 
 
 def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World) -> None:
@@ -303,12 +284,9 @@ def test_a_waiter_without_time_asks_once_and_says_how_long_it_waited(world: Worl
     Host(world, "holder").take()
     host = Host(world, "b")
     world.sent.clear()
-    acquiring = host.operations.acquire(
-        host.claim(), now=host.now(), timeout=0.0, poll_interval=1.0, undo=True
-    )
 
     with pytest.raises(LockTimeoutError, match="was not free within 0 s"):
-        host.run(acquiring)
+        host.acquiring(timeout=0.0).finish()
 
     assert world.actions() == ["UpdateItem"]
     for wait in (
@@ -326,9 +304,7 @@ def test_a_waiter_whose_timeout_is_over_names_it(world: World) -> None:
 
 
 def test_a_waiter_of_several_locks_stands_in_each_queue_once(world: World) -> None:
-    Host(world, "holder").run(
-        Host(world, "holder").operations.try_acquire(Host(world, "holder").claim(key="a"), undo=False)
-    )
+    Host(world, "holder").take(key="a")
     paused = waiting_for(Host(world, "b"), "ab")
     world.sent.clear()
 
@@ -338,18 +314,14 @@ def test_a_waiter_of_several_locks_stands_in_each_queue_once(world: World) -> No
     assert "TransactWriteItems" not in world.actions()
 
 
-def test_an_undo_follows_only_what_may_have_left_a_grant(world: World) -> None:
-    """The process is cancelled while it leaves the queue with its grant: it gives the lock back. One that is thrown
-    away (`GeneratorExit`) cannot."""
+def test_a_waiter_that_is_interrupted_with_its_grant_releases_it(world: World) -> None:
+    """An operation that is discarded (`GeneratorExit`) can send no more requests, so its lease expires."""
     for failure, left in (KeyboardInterrupt, []), (GeneratorExit, ["b"]):
         holder, host = Host(world, "holder"), Host(world, "b")
         holder.take()
         paused = waiting(host)
         holder.release()
-        paused.step()  # it is woken
-        while paused.effect.action != "UpdateItem":  # type: ignore[union-attr]
-            paused.step()
-        paused.step()  # the lock is taken
+        paused.until("UpdateItem").step()  # the write that takes the lock
         with pytest.raises(failure):
             paused.interrupt(failure()).finish()
         assert list(world.record().holders) == left
@@ -569,9 +541,7 @@ def test_a_waiter_that_has_its_slots_already_is_not_ahead_of_others(world: World
     holder.take(slots=2, capacity=2)
     one, two = waiting(first, capacity=2), waiting(second, capacity=2)
     holder.release(slots=2)
-    one.step()
-    while isinstance(one.effect, Request) and one.effect.action != "DeleteItem":
-        one.step()  # it is granted, and has not left the queue yet
+    one.until("DeleteItem")  # it is granted, and has not left the queue yet
 
     assert owners(world) == ["second"]
     assert woken(two) is not None
@@ -596,10 +566,7 @@ def test_a_waiter_whose_place_was_cleared_away_takes_it_again(world: World, othe
 def test_a_lock_that_is_forgotten_while_a_ticket_is_drawn_is_taken(world: World) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take()
-    acquiring = host.operations.acquire(
-        host.claim(), now=host.now(), timeout=None, poll_interval=1.0, undo=True
-    )
-    paused = host.start(acquiring).step()  # refused
+    paused = host.acquiring().step()  # refused
     world.delete()
 
     assert isinstance(paused.finish(), Granted)
@@ -612,7 +579,7 @@ URGENT = place_of(5, 300, "z")
 @pytest.mark.parametrize(
     ("first", "tickets", "mine", "ahead", "following", "condition", "head"),
     [
-        # No queue, and nobody in it.
+        # No queue.
         (None, 0, None, False, None, "attribute_not_exists(#first)", ""),
         # The head is missing although somebody is behind: it is set.
         (None, 200, None, False, HIGH, "attribute_not_exists(#first)", HIGH),
@@ -630,7 +597,7 @@ URGENT = place_of(5, 300, "z")
             LOW, 0, None, False, None,
             "(attribute_not_exists(#first) OR #first >= :seen_first) AND attribute_not_exists(#tickets)", None,
         ),
-        # Whoever drew the next ticket may be on the way to the queue: the head stays before that place.
+        # The waiter with the next ticket may not have written its entry yet: the head stays before it.
         (LOW, 101, LOW, False, None, "(attribute_not_exists(#first) OR #first >= :seen_first)", mark_after(LOW)),
         # The head would pass places of more urgent waiters.
         (
@@ -721,7 +688,7 @@ def test_a_holder_is_described(changed: dict[str, Any], text: str) -> None:
     assert holder.renewed_at == (utc(changed["renewed_at_ms"]) if "renewed_at_ms" in changed else None)
 
 
-def test_a_set_of_holders_never_stands_for_another_attempt_than_an_earlier_one() -> None:
+def test_a_claim_supersedes_earlier_attempts_only() -> None:
     about = {"attempt_of": "run/task"}
     claim = Claim(KEY, "0002", "me", 30_000, 15_000, attempt_of="run/task")
     assert claim.supersedes(a_holder("0001", about=about))
@@ -753,9 +720,10 @@ def test_a_lease_is_read_from_an_xcom_with_or_without_what_is_optional() -> None
 
 
 def test_a_lease_is_valid_to_the_last_moment(world: World) -> None:
-    term = Host(world, "a").term()
+    host = Host(world, "a")
+    term = host.term()
     lease = replace(a_lease("a"), term=term)
-    term.renewed(term._now(), 30_000)
+    term.renewed(host.now(), 30_000)
     world.now += 26.5  # a holder does without a tenth
     lease.check()
     world.now += 0.5

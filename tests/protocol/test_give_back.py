@@ -184,7 +184,7 @@ def test_after_a_process_is_killed_inside_the_lock_is_free_a_grace_after_its_las
     host.enter("pid-1")  # its first and last beat
     host.release(grace_ms=15_000)
 
-    granted = waiter.run(_acquire(waiter, poll_interval=1.0))
+    granted = waiter.acquiring().finish()
 
     assert granted.reclaimed[0].lease_id == "a"
     assert 15.0 <= world.now <= 17.0
@@ -413,10 +413,6 @@ def test_a_lease_of_denials_counts_from_the_first_of_them_in_a_row(
 
     assert give_back(None) == Released()
     assert world.now == 141.0
-
-
-def _acquire(host: Host, **options):  # type: ignore[no-untyped-def]
-    return host.operations.acquire(host.claim(), now=host.now(), timeout=None, undo=True, **options)
 
 
 def _write(host: Host, what: str) -> Callable[[], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,9 @@ from airflow_dynamo_lock.protocol.places import number_of
 from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, Paused, World
 
 
-def waiting(
-    host: Host, *, timeout: float | None = None, undo: bool = True, **claim: object
-) -> Paused[Granted]:
+def waiting(host: Host, *, timeout: float | None = None, undo: bool = True, **claim: Any) -> Paused[Granted]:
     """Somebody who wants the lock, has found it taken, and stands in line by now."""
-    operation = host.operations.acquire(
-        host.claim(**claim),  # type: ignore[arg-type]
-        now=host.now(),
-        timeout=timeout,
-        poll_interval=1.0,
-        undo=undo,
-    )
-    return until_waiting(host.start(operation))
+    return until_waiting(host.acquiring(timeout=timeout, undo=undo, **claim))
 
 
 def until_waiting(paused: Paused[T]) -> Paused[T]:
@@ -277,8 +269,7 @@ def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> N
     one = waiting(first)
     holder.release()
     one.step()
-    while not (isinstance(one.effect, Request) and one.effect.action == "DeleteItem"):
-        one.step()
+    one.until("DeleteItem")
     world.fates.append(UNSENT)
     assert one.finish()
     first.release()
@@ -295,13 +286,8 @@ def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> N
 def test_a_place_that_may_still_be_taken_late_is_cleared_away_for_as_long(world: World, fate: str) -> None:
     holder, first = Host(world, "holder"), Host(world, "first")
     holder.take()
-    operation = first.operations.acquire(
-        first.claim(), now=first.now(), timeout=None, poll_interval=1.0, undo=True
-    )
-    one = first.start(operation)
-    while not (isinstance(one.effect, Request) and one.effect.action == "PutItem"):
-        one.step()
-    put = one.effect
+    one = first.acquiring().until("PutItem")
+    put = one.request
     world.fates.append(fate)
     until_waiting(one)
     with pytest.raises(CancelledError):
@@ -332,13 +318,8 @@ def test_a_place_that_is_left_to_another_process_and_taken_late_is_a_dead_ones(w
     for key in (KEY, "other"):
         holder.take(key=key, lease_ms=3_600_000)
     waiting(first, key="other", undo=False)  # so that its process goes on showing that it lives
-    operation = first.operations.acquire(
-        first.claim("ti-1"), now=first.now(), timeout=None, poll_interval=1.0, undo=False
-    )
-    one = first.start(operation)
-    while not (isinstance(one.effect, Request) and one.effect.action == "PutItem"):
-        one.step()
-    put = one.effect.params
+    one = first.acquiring("ti-1", undo=False).until("PutItem")
+    put = one.request.params
     world.fates.append(LOST)
     one.step()
     place = {name: put["Item"][name] for name in ("key", "entry")}
@@ -394,9 +375,7 @@ def test_who_draws_a_number_does_not_put_another_behind_him_who_is_more_urgent(w
     waits = waiting(holder)
     before.release()
     assert woken(waits)
-    waits = slow.start(
-        slow.operations.acquire(slow.claim(), now=slow.now(), timeout=None, poll_interval=1.0, undo=True)
-    )
+    waits = slow.acquiring()
     while not (isinstance(waits.effect, Request) and "SET #tickets" in str(waits.effect.params)):
         waits.step()
     for host, priority in ((usual, 0), (urgent, 5)):
@@ -435,15 +414,8 @@ def test_who_leaves_the_look_at_the_line_to_another_looks_himself_if_that_fails(
     holder, triggerer = Host(world, "holder"), Host(world, "triggerer")
     holder.take(lease_ms=3_600_000)
 
-    def begun(lease_id: str) -> Paused[Granted]:
-        claim = triggerer.claim(lease_id)
-        return triggerer.start(
-            triggerer.operations.acquire(claim, now=world.now, timeout=None, poll_interval=1.0, undo=False)
-        )
-
-    one, two = begun("ti-1"), begun("ti-2")
-    while not (isinstance(one.effect, Request) and one.effect.action == "Query"):
-        one.step()
+    one, two = (triggerer.acquiring(lease_id, undo=False) for lease_id in ("ti-1", "ti-2"))
+    one.until("Query")
     while not isinstance(two.effect, Sleep):
         two.step()
     with pytest.raises(CancelledError):

@@ -214,17 +214,11 @@ def test_a_failing_undo_does_not_hide_why_the_acquire_failed(world: World) -> No
 # -- waiting through failures ---------------------------------------------------------------------------------------
 
 
-def _acquire(host: Host, *, timeout: float | None = None, undo: bool = True):  # type: ignore[no-untyped-def]
-    return host.operations.acquire(
-        host.claim(), now=host.now(), timeout=timeout, poll_interval=1.0, undo=undo
-    )
-
-
 def test_a_waiting_acquire_goes_on_after_a_lost_reply_and_its_own_lease_never_blocks_it(world: World) -> None:
     host = Host(world, "a")
     world.fates.extend([LOST, UNSENT, LOST, LOST])
 
-    granted = host.run(_acquire(host))
+    granted = host.acquiring().finish()
 
     assert isinstance(granted, Granted)
     assert list(world.record().holders) == [granted.claim.lease_id]
@@ -235,7 +229,7 @@ def test_a_waiting_acquire_goes_on_after_a_lost_reply_and_its_own_lease_never_bl
 def test_an_undo_that_arrives_late_does_not_take_away_what_the_next_try_was_granted(world: World) -> None:
     """The first try's answer is lost, and what should undo it is stuck on its way until after the second try."""
     host = Host(world, "a")
-    attempt = host.start(_acquire(host))
+    attempt = host.acquiring()
     world.fates.append(LOST)
     undo = attempt.step().effect
     assert isinstance(undo, Request)
@@ -252,7 +246,7 @@ def test_a_lease_id_given_by_the_caller_stays_the_same_through_all_tries(world: 
     host = Host(world, "a")
     world.fates.extend([UNSENT, LOST, UNSENT])
 
-    granted = host.run(_acquire(host, undo=False))
+    granted = host.acquiring(undo=False).finish()
 
     assert granted.claim.lease_id == "a"
     assert list(world.record().holders) == ["a"]
@@ -263,7 +257,7 @@ def test_an_acquire_that_never_reaches_dynamodb_says_so_in_the_end(world: World)
     world.fates.extend([UNSENT] * 100)
 
     with pytest.raises(LockUnavailableError):
-        host.run(_acquire(host, timeout=10.0))
+        host.acquiring(timeout=10.0).finish()
     assert world.now <= 10.0
 
 
@@ -300,7 +294,7 @@ def test_every_request_of_an_acquire_has_the_time_that_is_left_but_never_too_lit
     host = Host(world, "a")
 
     with pytest.raises(LockTimeoutError):
-        host.run(_acquire(host, timeout=5.0))
+        host.acquiring(timeout=5.0).finish()
 
     given = [request.within for request in world.sent if request.within is not None]
     assert given[0] == 5.0

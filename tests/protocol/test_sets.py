@@ -220,8 +220,7 @@ def test_who_is_cut_off_while_it_leaves_leaves_all_lines_later(world: World) -> 
     places = {key: [each.place for each in both.run(both.line.everybody(key))] for key in "ab"}
     assert places["a"] == places["b"], "the same number was drawn in both"
     world.now += 6.0
-    while not (isinstance(waits.effect, Request) and waits.effect.action == "TransactWriteItems"):
-        waits.step()
+    waits.until("TransactWriteItems")
     world.fates.append(UNSENT)
     with pytest.raises(LockTimeoutError):
         waits.finish()

@@ -218,11 +218,7 @@ def test_a_holder_whose_beats_fail_has_given_up_before_anybody_takes_over(
         world.now += 5.0
         term.renewed(holder.beat().sent_at, LEASE_MS)
 
-    taken = observer.run(
-        observer.operations.acquire(
-            observer.claim(), now=observer.now(), timeout=None, poll_interval=0.25, undo=True
-        )
-    )
+    taken = observer.acquiring(poll_interval=0.25).finish()
 
     assert taken.reclaimed[0].lease_id == "a"
     assert term.remaining() == 0.0

@@ -33,13 +33,6 @@ def _creating(host: Host) -> Paused[None]:
     return host.start(table.create(NativeFormat(NAME), now=host.now(), timeout=10.0))
 
 
-def _up_to(creating: Paused[None], action: str) -> Paused[None]:
-    """Go on to just before that request."""
-    while not (isinstance(creating.effect, Request) and creating.effect.action == action):
-        creating.step()
-    return creating
-
-
 def _describes(status: str) -> Reply:
     keys = [{"AttributeName": "key", "KeyType": "HASH"}, {"AttributeName": "entry", "KeyType": "RANGE"}]
     output: dict[str, Any] = {"Table": {"TableStatus": status, "KeySchema": keys}}
@@ -92,14 +85,14 @@ def test_a_table_that_is_not_active_is_no_table_to_lock_in(status: str) -> None:
 
 
 def test_one_whom_another_forestalled_in_enabling_expiry_is_content(host: Host) -> None:
-    late = _up_to(_creating(host), "UpdateTimeToLive")
+    late = _creating(host).until("UpdateTimeToLive")
     _creating(host).finish()
 
     late.interrupt(LockError("TimeToLive is already enabled")).finish()
 
 
 def test_one_who_may_not_enable_expiry_is_told_so(host: Host) -> None:
-    refused = _up_to(_creating(host), "UpdateTimeToLive")
+    refused = _creating(host).until("UpdateTimeToLive")
 
     with pytest.raises(LockAccessError, match="not for you"):
         refused.interrupt(LockAccessError("not for you")).finish()
