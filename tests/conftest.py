@@ -1,4 +1,4 @@
-"""What all tests share: no test reaches AWS or an Airflow of this machine, and two workers share the test files.
+"""What all tests share: no test reaches AWS or an Airflow of this machine, and the workers share the test files.
 
 A test, or one parameter of a test, that is marked `proof` is left out of `make test` and run by `make proof`. The
 parameters in question are mostly engines: DynamoDB Local beside moto, and in `tests/protocol` moto beside the simulated
