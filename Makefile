@@ -105,6 +105,8 @@ check: .venv/.dev
 .venv/.dev: requirements/dev.txt scripts/fetch_dynamodb_local.py .venv/.demo
 	$(INSTALL) --require-hashes -r requirements/dev.txt
 	.venv/bin/python scripts/fetch_dynamodb_local.py
+	@# pytest compiles the tests in its own way: once here, else each of its processes would.
+	@.venv/bin/pytest --collect-only --quiet --numprocesses 0 > /dev/null
 	@touch $@
 
 lock: .venv/.uv

@@ -13,6 +13,7 @@ URL, and ends when its standard input does, which the system sees to even if the
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -111,7 +112,9 @@ class MotoServer(Engine):
 
 def serve_until_stdin_ends(name: str, port: int, folder: str | None = None) -> None:
     start = {DynamoDBLocal.name: _start_dynamodb_local, MotoServer.name: _start_moto}[name]
-    print(start(port, folder), flush=True)
+    endpoint_url = start(port, folder)
+    gc.freeze()  # what is loaded by now stays: moto
+    print(endpoint_url, flush=True)
     sys.stdin.read()
     os._exit(0)  # not sys.exit(), which would wait for the server's threads
 

@@ -65,5 +65,5 @@ def test_a_connection_that_is_not_there(shell: Shell, key: str) -> None:
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "There is no connection 'nobody'" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
-    both = shell.run("acquire", key, "--conn-id", "nobody", "--region", "eu-central-1")
+    both = shell("acquire", key, "--conn-id", "nobody", "--region", "eu-central-1")
     assert "the connection says the region" in both.stderr
