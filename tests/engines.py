@@ -52,8 +52,11 @@ class Engine:
         self.process.kill()  # also what has a folder: its data were saved with each write
         self.process.communicate()
 
-    def client(self) -> Any:
-        """A boto3 client of it, set up as for a lock, whatever the environment has for AWS."""
+    def client(self, **settings: Any) -> Any:
+        """A boto3 client of it, set up as for a lock, whatever the environment has for AWS.
+
+        :param settings: of the SDK, in place of the lock's.
+        """
         import boto3  # here: the child has no use for it
 
         from airflow_dynamo_lock import sdk_config
@@ -64,7 +67,7 @@ class Engine:
             endpoint_url=self.endpoint_url,
             aws_access_key_id="test",
             aws_secret_access_key="test-secret",
-            config=sdk_config(),
+            config=sdk_config(**settings),
         )
 
     def restart(self) -> None:
@@ -102,6 +105,11 @@ class DynamoDBLocal(Engine):
     """AWS's DynamoDB Local."""
 
     name = "dynamodb-local"
+
+    def _start(self) -> None:
+        super()._start()
+        # On a busy machine its first answer takes longer than a lock waits for one.
+        self.client(read_timeout=60).list_tables()
 
 
 class MotoServer(Engine):

@@ -1,0 +1,73 @@
+"""When a lease is in danger: `ClientCore.monitor`, on a simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from airflow_dynamo_lock.client.core import ClientCore
+from airflow_dynamo_lock.protocol.effects import Sleep
+from airflow_dynamo_lock.protocol.model import Lease, Term
+
+#: Seconds for which a lease can be counted on after a heartbeat, and for which it has to be good.
+LASTS, SAFE = 9.0, 3.0
+
+
+class Clock:
+    """A holder's clock, and its lease."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.term = Term(lambda: self.now)
+        self.term.renewed(0.0, 10_000)
+        self.lease = Lease("key", "a", 1, "me", 1, 1, 10_000, 5_000, 0, term=self.term)
+
+    def dangers(self, heartbeats: Sequence[float] = (), until: float = 60.0) -> list[tuple[float, float]]:
+        """When `on_danger` was called, and for how many seconds the lease could still be counted on.
+
+        :param heartbeats: when those that succeed are sent, in ascending order.
+        """
+        told: list[tuple[float, float]] = []
+        core = ClientCore("locks", None, 10.0, None, 5.0, 10.0)
+        monitor = core.monitor(self.lease, SAFE, lambda lease, left: told.append((round(self.now, 3), left)))
+        for effect in monitor:
+            assert isinstance(effect, Sleep)
+            woken_at = self.now + effect.seconds
+            if woken_at > until:
+                break
+            for at in heartbeats:
+                if self.now < at <= woken_at:
+                    self.term.renewed(at, 10_000)
+            self.now = woken_at
+        return told
+
+
+def test_a_lease_that_is_renewed_in_time_is_in_no_danger() -> None:
+    assert Clock().dangers(range(1, 60), until=50.0) == []
+
+
+@pytest.mark.parametrize("renewed_at", [6.5, 7.0, 8.9])
+def test_a_lease_in_danger_is_told_once_until_it_is_renewed_and_told_again_after_that(
+    renewed_at: float,
+) -> None:
+    clock = Clock()
+    (first, left), (second, left_again) = clock.dangers([renewed_at])
+    assert first == pytest.approx(LASTS - SAFE)
+    assert left == pytest.approx(SAFE)
+    assert renewed_at + LASTS - SAFE <= second <= renewed_at + LASTS - SAFE + SAFE / 10
+    assert SAFE * 0.9 <= left_again <= SAFE
+    assert clock.lease.remaining() == 0.0, "it ended with the lease"
+
+
+def test_a_lease_that_is_renewed_at_the_last_moment_again_and_again_is_told_each_time() -> None:
+    told = [at for at, _ in Clock().dangers(range(8, 40, 8), until=45.0)]
+    assert len(told) == 5
+    assert all(7.5 <= later - earlier <= 8.5 for earlier, later in pairwise(told))
+
+
+def test_a_lease_that_is_lost_is_not_in_danger() -> None:
+    clock = Clock()
+    clock.term.lose("it was broken")
+    assert clock.dangers() == []
