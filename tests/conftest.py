@@ -58,7 +58,12 @@ def dynamodb_local() -> Iterator[Engine]:
 #: Files that start whole Airflow deployments or many processes: one worker runs them, one after the other.
 ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/chaos/")
 #: Files with long tests that share nothing: any worker runs any of the tests.
-APART = ("tests/histories/", "tests/cli/test_run.py", "tests/layer/test_guard.py")
+APART = (
+    "tests/histories/",
+    "tests/cli/test_run.py",
+    "tests/client/test_heartbeats.py",
+    "tests/layer/test_guard.py",
+)
 #: Tests on DynamoDB Local: one worker runs them, so that it is started once.
 LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/histories/test_dynamodb.py")
 #: Files whose tests mostly wait.
