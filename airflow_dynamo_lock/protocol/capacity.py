@@ -44,7 +44,8 @@ def could_take(
     elif record.fixed and capacity in ONE_OR_ALL:
         return takes
     try:
-        return fits(record, dead, min(slots, max(1, record.capacity)), that_counts(capacity, record))
+        counts = that_counts(capacity, record)
+        return fits(record, dead, min(slots, max(1, counts)), counts)
     except CapacityMismatchError:
         return takes
 

@@ -344,10 +344,10 @@ class Taking(Holding):
         claim, stamp = write.claim, write.stamp
         token, acquired_at_ms = record.token, record.holders[claim.lease_id].acquired_at_ms or stamp.best_ms
         # Of a token that is far from where a good clock would have seeded it, nobody has been told.
-        seed_is_wrong = record.unproven and not self._close(reply, token)
+        seed_is_wrong = record.unproven and not _close(reply, token)
         by_host = stamp.server_ms is None and reply.server_ms is None
         undated = by_host and (record.unproven or record.holders[claim.lease_id].renewed_at_ms is not None)
-        time_is_wrong = not self._close(reply, record.holders[claim.lease_id].renewed_at_ms, stamp)
+        time_is_wrong = not _close(reply, record.holders[claim.lease_id].renewed_at_ms)
         if undated or seed_is_wrong or time_is_wrong:
             stamp = yield from self._fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), None)
             acquired_at_ms = stamp.best_ms
@@ -369,15 +369,6 @@ class Taking(Holding):
             took_over=record.holders[claim.lease_id].took_over,
             reclaimed=tuple(each for each in write.victims if not each.resting),
         )
-
-    def _close(self, reply: Reply, time_ms: int | None, stamp: Stamp | None = None) -> bool:
-        """Whether a time in the record is about that of the answer which shows it. One from a host's clock has not
-        lost what an estimate of the server's may have, so that less is allowed for it."""
-        if reply.server_ms is None or time_ms is None:
-            return True
-        by_host = stamp is None or stamp.server_ms is None
-        behind = min(_BEHIND_MS, self.observer.max_clock_skew_ms / 2) if by_host else _BEHIND_MS
-        return -_AHEAD_MS <= reply.server_ms - time_ms <= behind
 
     def acquire(self, claim: Claim, **options: Any) -> Operation[Granted]:
         """`acquire_all` of one lock."""
@@ -576,6 +567,11 @@ _Seen = tuple[LockRecord | None, Reply]
 
 def _contended(claim: Claim) -> Busy:
     return Busy(LockRecord(claim.key, claim.capacity, claim.capacity, {}, token=0))
+
+
+def _close(reply: Reply, time_ms: int | None) -> bool:
+    """Whether a time in the record is about that of the answer which shows it, or cannot be compared with it."""
+    return reply.server_ms is None or time_ms is None or -_AHEAD_MS <= reply.server_ms - time_ms <= _BEHIND_MS
 
 
 def _maybe_applied(failure: BaseException) -> bool:

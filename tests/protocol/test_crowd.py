@@ -72,6 +72,7 @@ def test_pauses_grow_with_each_failure_to_some_seconds_and_begin_anew_with_an_an
     assert set(pauses[5:]) == {5.0}
     asker.answered()
     assert pause() == 0.5
+    assert asker.pause(60.0, 0.0, None) == 5.0
 
 
 def test_a_pause_is_up_to_twice_as_long_but_no_longer_than_there_is_time() -> None:

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.protocol.capacity import could_take, fits
-from airflow_dynamo_lock.protocol.effects import Request, Stamp
+from airflow_dynamo_lock.protocol.effects import Request, Sleep, Stamp
 from airflow_dynamo_lock.protocol.errors import (
     LockLostError,
     LockNotHeldError,
+    LockRecordError,
     LockTimeoutError,
     LockUnavailableError,
     LockValueError,
 )
-from airflow_dynamo_lock.protocol.limits import SHARED
+from airflow_dynamo_lock.protocol.holding import ROUNDS
+from airflow_dynamo_lock.protocol.limits import LEAST_CLOCK_SKEW, SHARED
 from airflow_dynamo_lock.protocol.line import _turn, news
 from airflow_dynamo_lock.protocol.model import (
     Abandoned,
@@ -38,11 +40,12 @@ from airflow_dynamo_lock.protocol.model import (
     readable,
     utc,
 )
-from airflow_dynamo_lock.protocol.native import MOST_CLEARED
-from airflow_dynamo_lock.protocol.places import mark_after, place_of
+from airflow_dynamo_lock.protocol.native import ESTIMATE_BEHIND_MS, MOST_CLEARED, OVERTAKEN_MS
+from airflow_dynamo_lock.protocol.places import mark_after, number_of, place_of
+from airflow_dynamo_lock.protocol.taking import _BEHIND_MS
 from tests.protocol.test_line import owners, run_a_while, waiting, woken
 from tests.protocol.test_sets import claims, leases, take_all, waiting_for
-from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, TABLE, Host, World, a_holder, a_lease
+from tests.simulation import CONFLICT, KEY, LOST, LOST_THEN_RETRIED, TABLE, Host, World, a_holder, a_lease
 
 #: Twelve o'clock on the first day of 1970, milliseconds.
 NOON = 12 * 3_600_000
@@ -71,6 +74,7 @@ def test_an_idle_lock_has_room_for_any_capacity_but_for_no_more_slots_than_that(
     [
         (a_record(SHARED, SHARED - 1, "reader"), 1, False),  # the slots of readers are not free for others
         (a_record(SHARED, SHARED), 1, True),
+        (a_record(SHARED, SHARED), 2, True),
         (a_record(SHARED, SHARED - 1, "reader", fixed=True), 1, True),
         (a_record(1, 1), 2, True),  # the claim that follows may change the capacity
         (a_record(3, 1, "a", "b"), 2, False),
@@ -78,6 +82,10 @@ def test_an_idle_lock_has_room_for_any_capacity_but_for_no_more_slots_than_that(
 )
 def test_a_wait_without_a_capacity_uses_that_of_the_lock(record: LockRecord, slots: int, could: bool) -> None:
     assert could_take(record, [], slots, None, takes=False) is could
+
+
+def test_a_wait_without_a_capacity_is_for_a_plain_lock_where_readers_are() -> None:
+    assert not could_take(a_record(SHARED, SHARED - 1, "reader"), [], 1, None, takes=True)
 
 
 def test_a_waiter_for_a_plain_lock_is_not_woken_by_a_semaphore_with_a_set_capacity() -> None:
@@ -117,6 +125,14 @@ def test_the_servers_time_is_fresh_up_to_the_age_that_is_allowed() -> None:
     assert stamp.is_fresh(10_000)
     assert not stamp.is_fresh(9_999)
     assert not Stamp("v", None, 1, 0.0, answered=False).is_fresh(10_000)
+    assert Stamp("v", 1, 1, 0.0).is_fresh(0)
+
+
+def test_the_parts_of_the_clock_skew_that_the_argument_takes_for_itself() -> None:
+    """Rule R3: a stamp may be early by what is not corrected and by the whole second of a ``Date``, and one that
+    arrives late may be older than the one whose place it takes."""
+    assert _BEHIND_MS + 1000 == ESTIMATE_BEHIND_MS
+    assert ESTIMATE_BEHIND_MS + OVERTAKEN_MS == LEAST_CLOCK_SKEW * 1000
 
 
 def test_an_operation_that_learns_no_time_says_how_old_one_may_be(world: World) -> None:
@@ -260,6 +276,29 @@ def test_a_set_whose_reply_is_lost_is_released_if_it_may(world: World, undo: boo
         take_all(Host(world, "me"), "ab", undo=undo)
 
     assert list(world.record("a").holders) == left
+    assert world.actions() == ["TransactWriteItems"] * (1 + undo)
+
+
+def test_a_set_of_slots_has_a_token_of_its_own_whoever_takes_others_meanwhile(world: World) -> None:
+    host, other = Host(world, "me"), Host(world, "other")
+    taking = host.start(host.operations.try_acquire_all(claims(host, "ab", capacity=2), undo=False)).step()
+    beside = other.take(key="a", capacity=2)
+
+    granted = taking.finish()
+
+    assert isinstance(granted, tuple)
+    assert beside.token != granted[0].token == world.record("a").token
+
+
+def test_a_set_that_a_transaction_is_in_the_way_of_is_tried_again_a_few_times(world: World) -> None:
+    world.fates.append(CONFLICT)
+    assert isinstance(take_all(Host(world, "me"), "ab"), tuple)
+
+    world.sent.clear()
+    world.fates.extend([CONFLICT] * 10)
+    with pytest.raises(LockUnavailableError):
+        take_all(Host(world, "other"), "cd")
+    assert world.actions() == ["TransactWriteItems"] * ROUNDS
 
 
 def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World) -> None:
@@ -277,6 +316,51 @@ def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World
     assert [each.owner for each in busy.record.holders.values()] == ["rival"]
 
 
+def test_a_claim_that_comes_too_late_each_time_and_never_sees_by_whom_is_contended(world: World) -> None:
+    world.shows_refused = False
+    host, rival = Host(world, "a"), Host(world, "rival")
+    paused = host.start(host.operations.try_acquire(host.claim(fair=False), undo=False))
+    while paused.effect is not None:
+        if paused.request.action == "GetItem":
+            rival.release()
+            world.delete()
+        else:
+            rival.take()
+        paused.step()
+
+    busy = paused.finish()
+    assert isinstance(busy, Busy)
+    assert busy.record.key == KEY
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_a_newcomer_waits_outside_while_those_inside_get_no_answer(
+    world: World, timeout: float | None
+) -> None:
+    host = Host(world, "b")
+    host.operations.crowd._room = 0
+    waits = (
+        lambda: host.acquiring(timeout=timeout),
+        lambda: host.start(host.operations.wait(KEY, 1, now=host.now(), timeout=timeout, poll_interval=1.0)),
+    )
+    for wait in waits:
+        assert isinstance(wait().effect, Sleep)
+
+
+def test_who_has_no_time_or_stands_in_the_queue_asks_whoever_else_does(world: World) -> None:
+    holder, host = Host(world, "holder"), Host(world, "b")
+    holder.take()
+    paused = waiting(host)
+    host.operations.crowd._room = 0
+    for wait in (
+        host.acquiring("c", timeout=0.0),
+        host.start(host.operations.wait(KEY, 1, now=host.now(), timeout=0.0, poll_interval=1.0)),
+    ):
+        assert isinstance(wait.effect, Request)
+    holder.release()
+    assert woken(paused) is not None
+
+
 # -- wait -------------------------------------------------------------------------------------------------------------
 
 
@@ -289,18 +373,19 @@ def test_a_waiter_without_time_asks_once_and_says_how_long_it_waited(world: Worl
         host.acquiring(timeout=0.0).finish()
 
     assert world.actions() == ["UpdateItem"]
-    for wait in (
-        host.operations.wait(KEY, 1, now=host.now(), timeout=0.0, poll_interval=1.0),
-        host.operations.wait(KEY, 1, now=host.now(), timeout=2.5, poll_interval=1.0),
+    for timeout, text in (
+        (0.0, "0 s"),
+        (2.5, r"2\.5 s"),
     ):
-        with pytest.raises(LockTimeoutError, match=r"was not free within (0|2\.5) s"):
-            host.run(wait)
+        with pytest.raises(LockTimeoutError, match=f"was not free within {text}"):
+            host.run(host.operations.wait(KEY, 1, now=host.now(), timeout=timeout, poll_interval=1.0))
 
 
 def test_a_waiter_whose_timeout_is_over_names_it(world: World) -> None:
     Host(world, "holder").take(lease_ms=90_000)
     with pytest.raises(LockTimeoutError, match=r"was not free within 2\.5 s"):
         waiting(Host(world, "b"), timeout=2.5).finish()
+    assert world.now == pytest.approx(2.5)
 
 
 def test_a_waiter_of_several_locks_stands_in_each_queue_once(world: World) -> None:
@@ -338,6 +423,25 @@ def test_a_newcomer_without_time_is_told_who_is_ahead_of_it(world: World) -> Non
         waiting(newcomer, timeout=0.0)
 
     assert one.effect is not None
+
+
+def test_no_request_of_a_renewal_is_given_time_beyond_the_callers(world: World) -> None:
+    host = Host(world, "a")
+    host.take()
+    paused = host.start(host.operations.heartbeat(KEY, "a", 30_000, until=host.now() - 1.0))
+    assert paused.request.within == 0.0
+
+
+def test_a_lease_released_by_a_host_whose_clock_is_behind_rests_no_longer_than_was_asked_for(
+    world: World,
+) -> None:
+    world.dates = False
+    Host(world, "a").take("lease", min_hold_ms=60_000)
+
+    outcome = Host(world, "b", wall_clock_off=-3600.0).release("lease")
+
+    assert isinstance(outcome, Released)
+    assert world.record().holders["lease"].lease_ms == 60_000
 
 
 # -- people -----------------------------------------------------------------------------------------------------------
@@ -394,6 +498,55 @@ def test_a_lease_that_is_not_there_cannot_be_broken(world: World) -> None:
     host.take()
     with pytest.raises(LockNotHeldError, match="Locked by a"):
         host.run(host.operations.break_(KEY, "b"))
+
+
+def test_a_lease_whose_record_went_while_it_was_broken_counts_as_broken(world: World) -> None:
+    world.shows_refused = False
+    host = Host(world, "a")
+    host.take()
+    breaking = host.start(host.operations.break_(KEY, "a")).step()
+    world.fates.append(LOST_THEN_RETRIED)
+    breaking.step()
+    world.delete()
+
+    assert breaking.finish().holder.lease_id == "a"
+
+
+def test_a_capacity_that_was_never_set_can_be_unset(world: World) -> None:
+    host = Host(world, "a")
+    record = host.run(host.operations.set_capacity(KEY, None)).record
+    assert (record.capacity, record.available, record.token, record.holders) == (1, 1, 0, {})
+    assert world.actions() == ["GetItem"]
+
+
+@pytest.mark.parametrize("client", ["moto"], indirect=True)  # the simulated table has no scans
+def test_a_page_lists_locks_without_their_waiters_and_without_the_processes_that_wait(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, host = Host(world, "holder"), Host(world, "b")
+    holder.take(lease_ms=3_600_000)
+    paused = waiting(host)
+    run_a_while(host, host.line.tend(host.operations), 10.0)
+    assert world.item(host.line.process) is not None
+    damaged = "warehouse/damaged"
+    holder.take(key=damaged)
+    world.client.update_item(
+        TableName=TABLE,
+        Key={"key": {"S": damaged}, "entry": {"S": "lock"}},
+        UpdateExpression="SET #capacity = :x",
+        ExpressionAttributeNames={"#capacity": "capacity"},
+        ExpressionAttributeValues={":x": {"S": "x"}},
+    )
+
+    told: list[LockRecordError] = []
+    records, _ = host.run(host.operations.page(None, on_damaged=told.append))
+    assert [each.key for each in records] == [KEY]
+    assert damaged in str(told[0])
+    assert len(told) == 1
+    caplog.clear()
+    host.run(host.operations.page(None))
+    assert [damaged in each.getMessage() for each in caplog.records] == [True]
+    assert paused.effect is not None
 
 
 # -- the queue --------------------------------------------------------------------------------------------------------
@@ -487,8 +640,11 @@ def test_a_process_renews_its_own_lease_with_one_request_and_releases_it_in_the_
     assert len(world.actions()) <= 5  # one every four seconds
     holder.release()
     assert woken(one) is not None
+    world.sent.clear()
     tending.finish()
     assert world.record(host.line.process).holders == {}
+    removals = [each for each in world.sent if "REMOVE" in each.params["UpdateExpression"]]
+    assert len(removals) == 1
 
 
 def test_the_waiters_of_a_dead_process_are_passed_over_even_if_its_lease_was_renewed(world: World) -> None:
@@ -569,7 +725,13 @@ def test_a_lock_that_is_forgotten_while_a_ticket_is_drawn_is_taken(world: World)
     paused = host.acquiring().step()  # refused
     world.delete()
 
+    world.sent.clear()
     assert isinstance(paused.finish(), Granted)
+    assert "PutItem" not in world.actions()
+
+
+def test_what_is_no_place_has_no_number() -> None:
+    assert (number_of("50"), number_of("50/x"), number_of("")) == (0, 0, 0)
 
 
 LOW, HIGH = place_of(0, 100, "x"), place_of(0, 200, "y")

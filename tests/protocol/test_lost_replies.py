@@ -155,6 +155,7 @@ def test_an_acquire_of_unknown_fate_is_undone_when_its_caller_gives_up(world: Wo
     with pytest.raises(LockUnavailableError):
         host.take(undo=True)
 
+    assert world.actions() == ["UpdateItem", "UpdateItem"]
     assert world.record().holders == {}
     assert isinstance(Host(world, "b").take(), Granted)
 

@@ -9,7 +9,9 @@ import pytest
 
 from airflow_dynamo_lock.protocol.attributes import encode
 from airflow_dynamo_lock.protocol.errors import LockRecordError, LockTableError
+from airflow_dynamo_lock.protocol.limits import LONGEST
 from airflow_dynamo_lock.protocol.model import Granted, LockRecord, Lost
+from airflow_dynamo_lock.protocol.records import waiter_record
 from tests.simulation import BEGIN_MS, KEY, Host, World, a_holder
 
 HOLDER = {
@@ -85,6 +87,14 @@ DAMAGED = {
 }
 
 
+# What the first write of an acquire meets as well, since it names the format.
+DAMAGED |= {
+    f"{name}, seeded": values | {"seed": "checked"}
+    for name, values in DAMAGED.items()
+    if "idle" in name and "seed" not in name
+}
+
+
 @pytest.fixture
 def host(world: World) -> Host:
     return Host(world, "b")
@@ -124,6 +134,47 @@ def test_no_write_of_a_holder_makes_a_damaged_record_worse(
         "entry": {"S": "lock"},
         **{n: encode(v) for n, v in values.items()},
     }
+
+
+def test_the_least_that_a_record_may_say_is_read(world: World) -> None:
+    least = {
+        "lease_ms": 1,
+        "grace_ms": 1,
+        "acquired_at": 0,
+        "renewed_at": 0,
+        "hold_until": 0,
+        "inside": {"p": 0},
+    }
+    world.store(**{name: encode(value) for name, value in (_holder(**least) | {"vacated_at": 0}).items()})
+
+    record = world.record()
+
+    holder = record.holders["a"]
+    assert (holder.lease_ms, holder.grace_ms, holder.inside) == (1, 1, {"p": 0})
+    assert (holder.acquired_at_ms, holder.renewed_at_ms, holder.hold_until_ms) == (0, 0, 0)
+    assert record.vacated_at_ms == 0
+
+
+def test_the_least_that_the_entry_of_a_waiter_may_say_is_read() -> None:
+    said = {
+        "key": KEY, "entry": "waiter/50/000000000000001/x", "lease_id": "a", "owner": "me", "slots": 1, "capacity": 1,
+        "priority": 0, "since": 0, "until": 0, "renewed_at": 0, "version": "v",
+    }  # fmt: skip
+    waiter = waiter_record({name: encode(value) for name, value in said.items()})
+    assert (waiter.since_ms, waiter.until_ms, waiter.renewed_at_ms) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"acquired_at": 253_402_300_800_000},  # the year 10000, which no datetime shows
+        {"lease_ms": round(LONGEST * 1000) + 1},
+    ],
+)
+def test_a_number_that_nothing_could_have_written_is_damage(world: World, changed: dict[str, int]) -> None:
+    world.store(**{name: encode(value) for name, value in _holder(**changed).items()})
+    with pytest.raises(LockRecordError):
+        world.record()
 
 
 def test_the_error_says_what_is_wrong_and_what_to_do(world: World, host: Host) -> None:

@@ -117,6 +117,30 @@ def test_each_holder_is_observed_by_its_own_lease() -> None:
     assert observer.see(record, _seen(60.0)) == [short, long]
 
 
+def test_a_lease_that_never_runs_out_is_never_silent() -> None:
+    """Foreign formats have holders whose record names no lease."""
+    observer, record = Observer(), _record(lease_ms=0)
+    observer.see(record, _seen(100.0))
+    assert observer.see(record, _seen(1_000_000.0)) == []
+    assert observer.next_death(record, _seen(1_000_000.0)) == math.inf
+
+
+def test_the_shortest_lease_runs_out() -> None:
+    observer, record = Observer(), _record(lease_ms=1)
+    observer.see(record, _seen(100.0))
+    assert observer.next_death(record, _seen(100.0)) == 100.001
+    assert observer.see(record, _seen(100.002)) != []
+
+
+def test_who_was_seen_to_beat_within_a_lease_is_alive_whatever_time_an_answer_gives() -> None:
+    observer = Observer()
+    observer.see(_record("v1", renewed_at_ms=BEGIN_MS), _seen(100.0))
+    observer.see(_record("v2", renewed_at_ms=BEGIN_MS), _seen(101.0))
+    beaten = _record("v2", renewed_at_ms=BEGIN_MS)
+    assert observer.see(beaten, _seen(129.9, server_ms=BEGIN_MS + 3_600_000)) == []
+    assert observer.see(beaten, _seen(130.0, server_ms=BEGIN_MS + 3_600_000)) != []
+
+
 def test_the_memory_of_observations_is_bounded_and_forgets_the_longest_unseen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
