@@ -4,6 +4,7 @@ python scripts/mutate.py --list                       # all mutants, one a line
 python scripts/mutate.py --sample 40 --seed 1         # forty of them, chosen by that seed
 python scripts/mutate.py --module native --histories 400
 python scripts/mutate.py --again before.txt           # those that survive in that output of an earlier run
+python scripts/mutate.py --again before.txt --explain # their names, for scripts/survivors.txt
 
 A mutant is a comparison, a boolean operator, a number, or a clause of a DynamoDB condition that was changed. It is
 killed by the first simulated history, or by the first test of `tests/protocol`, that fails. A survivor fails the run
@@ -55,21 +56,30 @@ _CLAUSE = re.compile(r"\(?(?:attribute_\w+\([^()]*\)|size\([^()]*\) \S+ \S+|#[\w
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of a module: of which node of its syntax tree, in which way, and what that comes to."""
+    """One change of a module: of which node of its syntax tree, in which way, where, and what that comes to.
+
+    :ivar place: the function or the constant.
+    """
 
     path: Path
     node: int
     variant: int
     line: int
+    place: str
     what: str
 
     def __str__(self) -> str:
         return f"{self.path.stem}:{self.line}: {self.what}"
 
     @property
+    def name(self) -> str:
+        """As `SURVIVORS` names it: without the line, which changes all the time."""
+        return f"{self.path.stem}{self.place}: {self.what}"
+
+    @property
     def is_explained(self) -> bool:
-        """Whether `SURVIVORS` has it, which names no lines: they change all the time."""
-        return f"{self.path.stem}: {self.what}" in SURVIVORS.read_text().splitlines()
+        """Whether `SURVIVORS` says why it does no harm."""
+        return self.name in SURVIVORS.read_text().splitlines()
 
     def source(self) -> str:
         """The module with the change."""
@@ -80,13 +90,29 @@ class Mutant:
 
 def mutants(path: Path) -> Iterator[Mutant]:
     """All mutants of a module."""
-    for number, node in enumerate(ast.walk(ast.parse(path.read_text()))):
+    tree = ast.parse(path.read_text())
+    places = {id(node): place for place, node in _places(tree)}
+    for number, node in enumerate(ast.walk(tree)):
         for variant in range(8):
             changed = copy.deepcopy(node) if isinstance(node, _CHANGED) else node
             what = _change(changed, variant)
             if what is None:
                 break
-            yield Mutant(path, number, variant, getattr(node, "lineno", 0), what)
+            yield Mutant(path, number, variant, getattr(node, "lineno", 0), places[id(node)], what)
+
+
+def _places(node: ast.AST, place: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Each node below this one, with the function, the class or the constant that it belongs to."""
+    for child in ast.iter_child_nodes(node):
+        match node, child:
+            case _, ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                inner = f"{place}.{name}"
+            case ast.Module() | ast.ClassDef(), ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
+                inner = f"{place}.{ast.unparse(target).strip('()')}"
+            case _:
+                inner = place
+        yield inner, child
+        yield from _places(child, inner)
 
 
 def _change(node: ast.AST, variant: int) -> str | None:
@@ -155,6 +181,9 @@ def main() -> int:
     """0 if no mutant has survived without an explanation."""
     parser = argparse.ArgumentParser(description="Change the core in one place, and see what notices.")
     parser.add_argument("--list", action="store_true", help="list all mutants")
+    parser.add_argument(
+        "--explain", action="store_true", help="list them as scripts/survivors.txt names them"
+    )
     parser.add_argument("--module", action="append", help="a module of the core; may be given several times")
     parser.add_argument("--again", type=Path, help="only those that survive in this output")
     parser.add_argument("--sample", type=int, help="number of mutants to try, all by default")
@@ -170,9 +199,9 @@ def main() -> int:
     if chosen.again is not None:
         before = chosen.again.read_text().splitlines()
         found = [each for each in found if f"{each}: {SURVIVES}" in before]
-    if chosen.list:
+    if chosen.list or chosen.explain:
         for each in found:
-            print(each)
+            print(each.name if chosen.explain else each)
         return 0
     if chosen.sample is not None:
         found = random.Random(chosen.seed).sample(found, min(chosen.sample, len(found)))  # noqa: S311

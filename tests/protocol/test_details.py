@@ -148,6 +148,20 @@ def test_an_operation_that_learns_no_time_says_how_old_one_may_be(world: World) 
 # -- keep -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_grant_is_put_right_by_a_time_that_is_at_most_ten_seconds_old(world: World) -> None:
+    host = Host(world, "a", wall_clock_off=-3600.0)
+    suspended = iter([0.0, 11.0])  # before the first stamp, and before the second one
+
+    def stamp() -> Stamp:
+        world.now += next(suspended, 0.0)
+        return host.stamp()
+
+    operations = replace(host.operations, stamp=stamp)
+    host.run(operations.try_acquire(host.claim(), undo=False))
+
+    assert world.actions() == ["UpdateItem", "GetItem", "UpdateItem"]
+
+
 def overtaken(world: World, operation: Any, host: Host) -> Any:
     """What comes of a write that arrives after another one of the same lease, stamped later."""
     paused = host.start(operation)
