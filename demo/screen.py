@@ -83,13 +83,14 @@ def report(outcome: Outcome, width: int) -> RenderableType:
 
 
 def failures(deployments: Sequence[Deployment], dag_id: str) -> Text:
-    """The ends of the logs of all tasks that failed."""
+    """The ends of the logs of all tasks that failed, and what the scheduler, which runs them, says of each."""
     text = Text()
     for deployment in deployments:
         for ti in deployment.task_instances(dag_id):
             if ti.state == "failed":
                 log = deployment.task_log(dag_id, ti.run_id, ti.task_id).splitlines()[-15:]
                 text.append(f"{deployment.name} {ti.run_id} {ti.task_id} failed:\n", "red")
+                log += [line for line in deployment.scheduler.tail(10_000).splitlines() if ti.id in line][-15:]
                 text.append("".join(f"  {line}\n" for line in log))
     return text
 

@@ -742,6 +742,7 @@ def test_a_lock_that_is_forgotten_while_a_ticket_is_drawn_is_taken(world: World)
     world.sent.clear()
     assert isinstance(paused.finish(), Granted)
     assert "PutItem" not in world.actions()
+    assert world.now == 0.0, "without a pause"
 
 
 def test_what_is_no_place_has_no_number() -> None:

@@ -13,8 +13,9 @@ from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailable
 from airflow_dynamo_lock.protocol.line import Line
 from airflow_dynamo_lock.protocol.model import LockRecord, Standing, Waiter
 from airflow_dynamo_lock.protocol.native import NativeFormat
+from airflow_dynamo_lock.protocol.places import mark_after, place_of
 from airflow_dynamo_lock.protocol.staleness import Observer
-from airflow_dynamo_lock.protocol.watch import Sight, Ticket, Watch
+from airflow_dynamo_lock.protocol.watch import Sight, Ticket, Watch, _may_be_next, _pause
 
 TABLE = "locks"
 
@@ -127,6 +128,83 @@ def lock(
         "token": 1,
     }
     return {name: encode(value) for name, value in values.items()}
+
+
+# -- whom it wakes, and how often it reads --------------------------------------------------------------------------
+
+
+FIRST, THIRD, SIXTH = (place_of(0, number, "x") for number in (1, 3, 6))
+
+
+def a_queue(head: str | None, available: int = 0) -> LockRecord:
+    return LockRecord("k", 8, available, {}, token=1, first=head)
+
+
+@pytest.mark.parametrize(
+    ("place", "head", "free", "may_be_next"),
+    [
+        (THIRD, None, 1, True),  # no queue
+        (FIRST, FIRST, 1, True),
+        (THIRD, FIRST, 2, False),  # two tickets before it, and one slot left behind them
+        (THIRD, FIRST, 3, True),
+        (place_of(1, 9, "x"), FIRST, 1, True),  # more urgent than the head
+        (place_of(-1, 1, "x"), FIRST, 8, False),  # less urgent
+    ],
+)
+def test_a_waiter_may_be_next_if_there_is_room_for_all_before_it(
+    place: str, head: str | None, free: int, may_be_next: bool
+) -> None:
+    assert _may_be_next(place, 1, a_queue(head), free) is may_be_next
+
+
+@pytest.mark.parametrize(
+    ("places", "head", "free", "polls"),
+    [
+        ([SIXTH], FIRST, 0, 4),
+        ([SIXTH], mark_after(FIRST), 0, 4),
+        ([SIXTH], THIRD, 0, 1),  # near the head
+        ([SIXTH, THIRD], FIRST, 0, 1),
+        ([SIXTH], FIRST, 1, 1),  # something is free
+        ([SIXTH], None, 0, 1),
+        ([SIXTH, None], FIRST, 0, 1),  # one is not in the queue
+        ([], FIRST, 0, 1),
+    ],
+)
+def test_a_lock_is_read_in_each_poll_unless_all_who_wait_for_it_here_are_far_from_the_head(
+    places: list[str | None], head: str | None, free: int, polls: int
+) -> None:
+    tickets = [
+        Ticket(WaitForRoom("k", 1, True, 1.0, None, place=each), lambda failure: None) for each in places
+    ]
+    assert _pause(a_queue(head), tickets, free) == polls
+
+
+def test_those_behind_leave_what_is_free_to_the_first_for_a_few_polls_only() -> None:
+    watch = a_watch(lambda: 0.0)
+    free, taken = a_queue(FIRST, 1), a_queue(FIRST)
+    assert [watch._is_patient("k", taken, 0) for _ in range(5)] == [True] * 5
+    assert [watch._is_patient("k", free, 1) for _ in range(5)] == [True, True, False, True, False]
+    assert watch._is_patient("k", a_queue(THIRD, 1), 1), "somebody has taken a slot"
+
+
+def test_a_ticket_is_for_one_place_in_one_queue() -> None:
+    wants = WaitForRoom("k", 1, True, 1.0, None, place=FIRST)
+    ticket = Ticket(wants, lambda failure: None)
+    assert ticket.is_for(WaitForRoom("k", 2, True, 5.0, None, place=FIRST))
+    assert not ticket.is_for(WaitForRoom("k", 1, True, 1.0, None, place=THIRD))
+    assert not ticket.is_for(WaitForRoom("other", 1, True, 1.0, None, place=FIRST))
+
+
+def test_what_is_known_of_a_lock_is_forgotten_with_its_last_waiter() -> None:
+    poll = Poll()
+    one, two = poll.wait("one"), poll.wait("two")
+    poll.once(lock())
+    watch = poll.watch
+    watch.remove(one)
+    assert "k" in watch._rounds
+    assert watch._due == {}, "without a stream, each poll reads it anyway"
+    watch.remove(two)
+    assert not any((watch._rounds, watch._pause, watch._drawn, watch._behind, watch._unused))
 
 
 # -- what it reads --------------------------------------------------------------------------------------------------
@@ -454,6 +532,16 @@ def test_who_comes_to_stand_after_the_others_were_told_is_told_too(queues: Queue
     see(watch, 2, tickets=2)
 
     assert queues.read == ["k"]
+
+
+def test_a_waiter_whose_entry_is_not_in_the_queue_is_told_nothing(queues: Queues) -> None:
+    poll = Poll()
+    told: list[Standing] = []
+    queues.owners["k"] = ["0999/1/a"]
+    stand(poll.watch, "0999/2/b", on_place=told.append)
+    poll.once(lock())
+    assert queues.read == ["k"]
+    assert told == []
 
 
 def test_a_waiter_learns_within_seconds_that_one_ahead_of_it_has_given_up(queues: Queues) -> None:
