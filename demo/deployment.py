@@ -320,6 +320,8 @@ class Deployment(AirflowClient):
             # Else a machine that stands still for a minute has its DAGs removed.
             "AIRFLOW__DAG_PROCESSOR__STALE_DAG_THRESHOLD": "600",
             "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
+            # Else a task fails whose process waits more than 5 s for the API server of a busy machine.
+            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             "NO_PROXY": "127.0.0.1",
         }
 
