@@ -207,6 +207,14 @@ def test_a_change_of_a_lease_that_was_overtaken_is_written_again(world: World, l
     assert world.record().data == {"rows": 7}
 
 
+def test_a_lease_is_not_made_shorter_and_the_error_names_both_lengths(world: World) -> None:
+    host = Host(world, "a")
+    host.take(lease_ms=90_000)
+    change = Change(lease_ms=30_000)
+    with pytest.raises(LockValueError, match=r"lasts 90 s and cannot be made shorter \(30 s\)"):
+        host.run(host.operations.heartbeat_all([a_lease("a")], change=change))
+
+
 def test_two_leases_are_kept_with_one_request_and_one_lease_without_a_transaction(world: World) -> None:
     host = Host(world, "me")
     take_all(host, "ab")

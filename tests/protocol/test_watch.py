@@ -50,11 +50,12 @@ class Poll:
         takes: bool = True,
         poll_interval: float = 1.0,
         place: str | None = None,
+        capacity: int | None = None,
     ) -> Ticket:
         def wake(failure: Exception | None) -> None:
             self.told.append(who if failure is None else (who, failure))
 
-        ticket = Ticket(WaitForRoom(key, slots, takes, poll_interval, None, place=place), wake)
+        ticket = Ticket(WaitForRoom(key, slots, takes, poll_interval, None, capacity, place), wake)
         self.watch.add(ticket)
         return ticket
 
@@ -193,6 +194,64 @@ def test_a_ticket_is_for_one_place_in_one_queue() -> None:
     assert ticket.is_for(WaitForRoom("k", 2, True, 5.0, None, place=FIRST))
     assert not ticket.is_for(WaitForRoom("k", 1, True, 1.0, None, place=THIRD))
     assert not ticket.is_for(WaitForRoom("other", 1, True, 1.0, None, place=FIRST))
+
+
+def test_no_more_waiters_of_a_semaphore_are_woken_than_it_has_slots_left() -> None:
+    poll = Poll()
+    for number in range(5):
+        poll.wait(f"waiter {number}", capacity=3)
+    poll.once(lock(held=1, capacity=3))
+    assert poll.told == ["waiter 0", "waiter 1"]
+
+
+def test_one_waiter_is_woken_for_an_idle_lock_that_is_to_have_another_capacity() -> None:
+    poll = Poll()
+    poll.wait("one", capacity=5)
+    poll.wait("two", capacity=5)
+    poll.once(lock(held=0))
+    assert poll.told == ["one"]
+
+
+def test_one_who_only_watches_is_not_woken_while_the_lock_is_in_use_with_another_capacity() -> None:
+    poll = Poll()
+    poll.wait("one", capacity=5, takes=False)
+    poll.once(lock(held=1, capacity=3))
+    assert poll.told == []
+
+
+def test_who_wants_two_slots_of_a_plain_lock_is_woken_to_be_told_so() -> None:
+    poll = Poll()
+    poll.wait("one", slots=2)
+    poll.once(lock(held=0))
+    assert poll.told == ["one"]
+
+
+def test_the_first_in_the_queue_is_not_woken_while_the_lock_is_held() -> None:
+    poll = Poll()
+    poll.wait("first", place=FIRST)
+    poll.once({**lock(), "first": encode(FIRST)})
+    assert poll.told == []
+
+
+def test_with_a_stream_what_is_free_is_read_again_at_the_next_interval_until_it_is_gone() -> None:
+    """That nobody takes it changes nothing that the stream could tell."""
+    poll = Poll()
+    poll.wait("one")
+    poll.now = 10.0
+    poll.watch.heard(10.0)
+    poll.once(lock(held=0))
+    assert poll.watch._due == {"k": 11.0}
+    poll.now = 11.0
+    poll.watch.heard(11.0)
+    poll.once([])
+    assert poll.watch._due == {}
+    assert poll.slept > 0
+
+
+def test_it_polls_more_often_than_once_a_second_if_a_waiter_asks_for_that() -> None:
+    poll = Poll()
+    poll.wait("one", poll_interval=0.25)
+    assert poll.sleep() == 0.25
 
 
 def test_what_is_known_of_a_lock_is_forgotten_with_its_last_waiter() -> None:
