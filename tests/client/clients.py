@@ -22,6 +22,7 @@ T = TypeVar("T")
 KINDS = ("sync", "async")
 TABLE = "locks"
 REGION = "eu-central-1"
+from tests.patience import PATIENCE
 
 _async_session: Any = get_session()  # one for all, because the first client of a session is slow to make
 
@@ -29,6 +30,11 @@ _async_session: Any = get_session()  # one for all, because the first client of 
 def any_clock_skew() -> AbstractContextManager[object]:
     """Let clients be made with a ``max_clock_skew`` below the bound: an engine here has this machine's clock."""
     return patch.object(limits, "LEAST_CLOCK_SKEW", 0.0)
+
+
+#: For tests that count requests. On a busy machine an answer may take longer than the usual two seconds, and the SDK
+#: would send the request again.
+SLOW = {"read_timeout": PATIENCE}
 
 
 @asynccontextmanager

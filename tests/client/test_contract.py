@@ -22,7 +22,7 @@ from airflow_dynamo_lock import (
     LockValueError,
 )
 from airflow_dynamo_lock.protocol.model import Abandoned, Lost, Released, Renewed
-from tests.client.clients import TABLE, core_of, lock_client
+from tests.client.clients import SLOW, TABLE, core_of, lock_client
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy
 from tests.engines import DynamoDBLocal, Engine
@@ -293,7 +293,7 @@ def test_a_damaged_record_is_an_error_and_left_as_it_is(
 
 
 def test_bad_input_sends_nothing(make_client: MakeClient, proxy: Proxy, key: str) -> None:
-    client = make_client(proxy)
+    client = make_client(proxy, sdk=SLOW)
     for bad in (
         lambda: client.try_acquire(""),
         lambda: client.acquire(key, timeout=-1),

@@ -20,6 +20,7 @@ from airflow_dynamo_lock import (
     LockValueError,
     Standing,
 )
+from tests.client.clients import SLOW
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy
 from tests.engines import Engine, MotoServer
@@ -207,7 +208,7 @@ def test_several_locks_are_held_together(client: LockClient, elsewhere: LockClie
 def test_a_set_is_four_requests_and_one_for_each_heartbeat(
     make_client: MakeClient, proxy: Proxy, key: str
 ) -> None:
-    client = make_client(proxy)
+    client = make_client(proxy, sdk=SLOW)
     client.release(client.acquire(key))  # it knows the server's time now, or that the server does not tell it
     first = len(proxy.whats())
     leases = client.acquire([f"{key}/{name}" for name in "abcde"])
@@ -314,7 +315,7 @@ WRONG = [
 def test_bad_input_is_refused_before_anything_is_sent(
     make_client: MakeClient, proxy: Proxy, key: str, options: dict[str, Any], says: str
 ) -> None:
-    client = make_client(proxy)
+    client = make_client(proxy, sdk=SLOW)
     for each in (key, [key, f"{key}/b"]):
         with pytest.raises(LockValueError, match=says):
             client.acquire(each, **options)
@@ -335,7 +336,7 @@ def test_bad_input_is_refused_before_anything_is_sent(
 def test_bad_keys_are_refused_before_anything_is_sent(
     make_client: MakeClient, proxy: Proxy, keys: Any, says: str
 ) -> None:
-    client = make_client(proxy)
+    client = make_client(proxy, sdk=SLOW)
     with pytest.raises(LockValueError, match=says):
         client.try_acquire(keys)
     assert proxy.whats() == []

@@ -17,7 +17,7 @@ from airflow_dynamo_lock import (
     LockTimeoutError,
     LockUnavailableError,
 )
-from tests.client.clients import TABLE
+from tests.client.clients import SLOW, TABLE
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy
 from tests.patience import PATIENCE
@@ -35,7 +35,7 @@ def _holders(client: LockClient, key: str) -> list[str]:
 def test_1_a_write_that_failed_is_not_a_lock(
     make_client: MakeClient, proxy: Proxy, key: str, code: str
 ) -> None:
-    client = make_client(proxy)
+    client = make_client(proxy, sdk=SLOW)
     with proxy.answering(lambda _: True, 400, code), pytest.raises(LockError):
         client.try_acquire(key)
 

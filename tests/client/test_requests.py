@@ -11,14 +11,10 @@ import pytest
 
 from airflow_dynamo_lock import Lease, LockClient
 from airflow_dynamo_lock.protocol.limits import WAITING
-from tests.client.clients import async_lock_client
+from tests.client.clients import SLOW, async_lock_client
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy, Seen
 from tests.engines import DynamoDBLocal
-from tests.patience import PATIENCE
-
-#: On a busy machine an answer may take longer than the usual two seconds, and the SDK would send the request again.
-SLOW = {"read_timeout": PATIENCE}
 
 
 @pytest.fixture

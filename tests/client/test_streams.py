@@ -21,7 +21,7 @@ import pytest
 
 from airflow_dynamo_lock import Lease, LockClient, LockTableError, LockTimeoutError
 from airflow_dynamo_lock.protocol import line, streams
-from tests.client.clients import async_lock_client, core_of
+from tests.client.clients import SLOW, async_lock_client, core_of
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy, Seen
 from tests.engines import DynamoDBLocal, Engine, MotoServer
@@ -60,7 +60,7 @@ def holder(make_client: MakeClient, table: str) -> LockClient:
 @pytest.fixture
 def waiter(make_client: MakeClient, proxy: Proxy, table: str) -> LockClient:
     """One who reads the stream, through the proxy."""
-    return make_client(proxy, table=table, streams=True)
+    return make_client(proxy, table=table, streams=True, sdk=SLOW)
 
 
 # -- what it is for -------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_without_a_stream_waiters_poll_and_one_warning_says_so(
     key: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    waiter, holder = make_client(proxy, streams=True), make_client()
+    waiter, holder = make_client(proxy, streams=True, sdk=SLOW), make_client()
     for _ in range(2):
         held = holder.acquire(key)
         waiting, refused = _acquire(threads, waiter, key, poll_interval=0.2)
