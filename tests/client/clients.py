@@ -16,14 +16,13 @@ from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockRecord, 
 from airflow_dynamo_lock.client.core import ClientCore
 from airflow_dynamo_lock.protocol import limits
 from airflow_dynamo_lock.protocol.formats import NATIVE, service_of
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 
 KINDS = ("sync", "async")
 TABLE = "locks"
 REGION = "eu-central-1"
-from tests.patience import PATIENCE
-
 _async_session: Any = get_session()  # one for all, because the first client of a session is slow to make
 
 
