@@ -90,7 +90,8 @@ def failures(deployments: Sequence[Deployment], dag_id: str) -> Text:
             if ti.state == "failed":
                 log = deployment.task_log(dag_id, ti.run_id, ti.task_id).splitlines()[-15:]
                 text.append(f"{deployment.name} {ti.run_id} {ti.task_id} failed:\n", "red")
-                log += [line for line in deployment.scheduler.tail(10_000).splitlines() if ti.id in line][-15:]
+                scheduler = deployment.scheduler.tail(10_000).splitlines()
+                log += [line for line in scheduler if ti.id in line][-15:]
                 text.append("".join(f"  {line}\n" for line in log))
     return text
 
