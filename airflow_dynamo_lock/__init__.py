@@ -12,93 +12,71 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncLockClient": "client.aio",
-    "CapacityMismatchError": "protocol.errors",
-    "DynamoLock": "task_group",
-    "DynamoLockAcquireOperator": "operators",
-    "DynamoLockHeartbeatOperator": "operators",
-    "DynamoLockHook": "hooks",
-    "DynamoLockOperator": "operators",
-    "DynamoLockReleaseOperator": "operators",
-    "DynamoLockSensor": "sensors",
-    "Lease": "protocol.model",
-    "LeaseSet": "protocol.model",
-    "LockAccessError": "protocol.errors",
-    "LockClient": "client.sync",
-    "LockError": "protocol.errors",
-    "LockLostError": "protocol.errors",
-    "LockNotFoundError": "protocol.errors",
-    "LockNotHeldError": "protocol.errors",
-    "LockRecord": "protocol.model",
-    "LockRecordError": "protocol.errors",
-    "LockTableError": "protocol.errors",
-    "LockTimeoutError": "protocol.errors",
-    "LockUnavailableError": "protocol.errors",
-    "LockValueError": "protocol.errors",
-    "Standing": "protocol.model",
-    "Waiter": "protocol.model",
-    "sdk_config": "client.wire",
+    "AsyncLockClient": "client.async_client",
+    "CapacityMismatchError": "core.model.errors",
+    "DynamoLock": "airflow.task_group",
+    "DynamoLockAcquireOperator": "airflow.operators",
+    "DynamoLockHeartbeatOperator": "airflow.operators",
+    "DynamoLockHook": "airflow.hooks",
+    "DynamoLockOperator": "airflow.operators",
+    "DynamoLockReleaseOperator": "airflow.operators",
+    "DynamoLockSensor": "airflow.sensors",
+    "Lease": "core.model.lease",
+    "LeaseSet": "core.model.lease",
+    "LockAccessError": "core.model.errors",
+    "LockClient": "client.sync_client",
+    "LockError": "core.model.errors",
+    "LockLostError": "core.model.errors",
+    "LockNotFoundError": "core.model.errors",
+    "LockNotHeldError": "core.model.errors",
+    "LockRecord": "core.model.record",
+    "LockRecordError": "core.model.errors",
+    "LockTableError": "core.model.errors",
+    "LockTimeoutError": "core.model.errors",
+    "LockUnavailableError": "core.model.errors",
+    "LockValueError": "core.model.errors",
+    "QueuePosition": "core.model.record",
+    "Waiter": "core.model.record",
+    "sdk_config": "client.sdk",
 }
 
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
-    from airflow_dynamo_lock.client.aio import AsyncLockClient as AsyncLockClient
-    from airflow_dynamo_lock.client.sync import LockClient as LockClient
-    from airflow_dynamo_lock.client.wire import sdk_config as sdk_config
-    from airflow_dynamo_lock.hooks import DynamoLockHook as DynamoLockHook
-    from airflow_dynamo_lock.operators import (
+    from airflow_dynamo_lock.airflow.hooks import DynamoLockHook as DynamoLockHook
+    from airflow_dynamo_lock.airflow.operators import (
         DynamoLockAcquireOperator as DynamoLockAcquireOperator,
     )
-    from airflow_dynamo_lock.operators import (
+    from airflow_dynamo_lock.airflow.operators import (
         DynamoLockHeartbeatOperator as DynamoLockHeartbeatOperator,
     )
-    from airflow_dynamo_lock.operators import (
+    from airflow_dynamo_lock.airflow.operators import (
         DynamoLockOperator as DynamoLockOperator,
     )
-    from airflow_dynamo_lock.operators import (
+    from airflow_dynamo_lock.airflow.operators import (
         DynamoLockReleaseOperator as DynamoLockReleaseOperator,
     )
-    from airflow_dynamo_lock.protocol.errors import (
-        CapacityMismatchError as CapacityMismatchError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockAccessError as LockAccessError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockError as LockError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockLostError as LockLostError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockNotFoundError as LockNotFoundError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockNotHeldError as LockNotHeldError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockRecordError as LockRecordError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockTableError as LockTableError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockTimeoutError as LockTimeoutError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockUnavailableError as LockUnavailableError,
-    )
-    from airflow_dynamo_lock.protocol.errors import (
-        LockValueError as LockValueError,
-    )
-    from airflow_dynamo_lock.protocol.model import Lease as Lease
-    from airflow_dynamo_lock.protocol.model import LeaseSet as LeaseSet
-    from airflow_dynamo_lock.protocol.model import LockRecord as LockRecord
-    from airflow_dynamo_lock.protocol.model import Standing as Standing
-    from airflow_dynamo_lock.protocol.model import Waiter as Waiter
-    from airflow_dynamo_lock.sensors import DynamoLockSensor as DynamoLockSensor
-    from airflow_dynamo_lock.task_group import DynamoLock as DynamoLock
+    from airflow_dynamo_lock.airflow.sensors import DynamoLockSensor as DynamoLockSensor
+    from airflow_dynamo_lock.airflow.task_group import DynamoLock as DynamoLock
+    from airflow_dynamo_lock.client.async_client import AsyncLockClient as AsyncLockClient
+    from airflow_dynamo_lock.client.sdk import sdk_config as sdk_config
+    from airflow_dynamo_lock.client.sync_client import LockClient as LockClient
+    from airflow_dynamo_lock.core.model.errors import CapacityMismatchError as CapacityMismatchError
+    from airflow_dynamo_lock.core.model.errors import LockAccessError as LockAccessError
+    from airflow_dynamo_lock.core.model.errors import LockError as LockError
+    from airflow_dynamo_lock.core.model.errors import LockLostError as LockLostError
+    from airflow_dynamo_lock.core.model.errors import LockNotFoundError as LockNotFoundError
+    from airflow_dynamo_lock.core.model.errors import LockNotHeldError as LockNotHeldError
+    from airflow_dynamo_lock.core.model.errors import LockRecordError as LockRecordError
+    from airflow_dynamo_lock.core.model.errors import LockTableError as LockTableError
+    from airflow_dynamo_lock.core.model.errors import LockTimeoutError as LockTimeoutError
+    from airflow_dynamo_lock.core.model.errors import LockUnavailableError as LockUnavailableError
+    from airflow_dynamo_lock.core.model.errors import LockValueError as LockValueError
+    from airflow_dynamo_lock.core.model.lease import Lease as Lease
+    from airflow_dynamo_lock.core.model.lease import LeaseSet as LeaseSet
+    from airflow_dynamo_lock.core.model.record import LockRecord as LockRecord
+    from airflow_dynamo_lock.core.model.record import QueuePosition as QueuePosition
+    from airflow_dynamo_lock.core.model.record import Waiter as Waiter
 
 
 def __getattr__(name: str) -> Any:

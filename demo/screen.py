@@ -14,12 +14,12 @@ from rich.text import Text
 
 from demo.deployment import Deployment
 from demo.ledger import Section
-from demo.outcome import Outcome, Turn
+from demo.outcome import HeadUpdate, Outcome
 
 Bar = list[tuple[str, str]]  # its cells: a glyph and its style
 
 COLOURS = {"north": "blue", "south": "yellow"}
-WAITING, INSIDE, DONE, FAILED = (
+WAITING_PREFIX, INSIDE, DONE, FAILED = (
     Text("○", "dim"),
     Text("●", "bold magenta"),
     Text("✓", "green"),
@@ -50,7 +50,9 @@ class Board:
         table.add_column("deployment")
         table.add_column("web interface")
         table.add_column("state")
-        table.add_column(Text.assemble("runs: ", WAITING, " waiting ", INSIDE, " inside ", DONE, " done"))
+        table.add_column(
+            Text.assemble("runs: ", WAITING_PREFIX, " waiting ", INSIDE, " inside ", DONE, " done")
+        )
         for deployment in self._deployments:
             table.add_row(
                 Text(deployment.name, COLOURS[deployment.name]),
@@ -96,10 +98,10 @@ def failures(deployments: Sequence[Deployment], dag_id: str) -> Text:
     return text
 
 
-def _mark(turn: Turn) -> Text:
+def _mark(turn: HeadUpdate) -> Text:
     if turn.released:
         return DONE
-    return INSIDE if turn.acquired else WAITING
+    return INSIDE if turn.acquired else WAITING_PREFIX
 
 
 def _timeline(outcome: Outcome, width: int) -> RenderableType:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from airflow_dynamo_lock import LockClient
-from airflow_dynamo_lock.compat import STARTS_IN_TRIGGERER
+from airflow_dynamo_lock.airflow.versions import STARTS_IN_TRIGGERER
 from airflow_dynamo_lock.embedded import EmbeddedDynamoDB
 from demo import ledger, processes
 from demo.airflow_client import FINISHED, AirflowError

@@ -30,12 +30,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "airflow_dynamo_lock"
-CORE = ROOT / PACKAGE / "protocol"
+CORE = ROOT / PACKAGE / "core"
 SURVIVES, EXPLAINED = "SURVIVES", "survives, as scripts/survivors.txt explains"
 #: Survivors below the reason why each may survive, which is a comment.
 SURVIVORS = ROOT / "scripts" / "survivors.txt"
 #: What the simulation and the tests of the protocol do not use, and other tests cover.
-LEFT_OUT = {"__init__", "attributes", "errors", "limits", "table"}
+LEFT_OUT = {"__init__", "codec", "errors", "limits", "arguments", "text", "schema"}
+FOREIGN = CORE / "foreign"
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -152,7 +153,7 @@ def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> st
             shutil.copytree(ROOT / copied, Path(folder, copied))
         shutil.copy(ROOT / "pyproject.toml", folder)
         if mutant is not None:
-            Path(folder, PACKAGE, "protocol", mutant.path.name).write_text(mutant.source())
+            Path(folder, mutant.path.relative_to(ROOT)).write_text(mutant.source())
         play = (
             "from tests.histories.many import play_some\n"
             f"print(next((s for s in range({histories}) if play_some([s])[0].violations), ''))"
@@ -194,8 +195,10 @@ def main() -> int:
     )
     parser.add_argument("tests", nargs="*", default=["tests/protocol"], help="tests for each mutant")
     chosen = parser.parse_args()
-    modules = chosen.module or [path.stem for path in sorted(CORE.glob("*.py")) if path.stem not in LEFT_OUT]
-    found = [each for module in modules for each in mutants(CORE / f"{module}.py")]
+    modules = [
+        path for path in sorted(CORE.rglob("*.py")) if path.stem not in LEFT_OUT and path.parent != FOREIGN
+    ]
+    found = [each for path in modules if path.stem in (chosen.module or path.stem) for each in mutants(path)]
     if chosen.again is not None:
         before = chosen.again.read_text().splitlines()
         found = [each for each in found if f"{each}: {SURVIVES}" in before]

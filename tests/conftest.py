@@ -67,7 +67,7 @@ APART = (
 #: Tests on DynamoDB Local: one worker runs them, so that it is started once.
 LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/histories/test_dynamodb.py")
 #: Files whose tests mostly wait.
-WAITING = ("tests/cli/test_run.py", "tests/layer/", "tests/client/", "tests/formats/")
+WAITING_PREFIX = ("tests/cli/test_run.py", "tests/layer/", "tests/client/", "tests/formats/")
 #: Files whose tests keep a core busy.
 BUSY = ("tests/histories/", "tests/test_example_dags.py", "tests/protocol/", "tests/fuzz/")
 
@@ -75,7 +75,7 @@ BUSY = ("tests/histories/", "tests/test_example_dags.py", "tests/protocol/", "te
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest. Then spread the busy tests among those that wait, so that no core is ever idle."""
     places: dict[str, tuple[int, float]] = {}
-    for group in WAITING, BUSY:
+    for group in WAITING_PREFIX, BUSY:
         scopes = dict.fromkeys(scope_of(item.nodeid) for item in items if item.nodeid.startswith(group))
         places |= {scope: (1, number / len(scopes)) for number, scope in enumerate(scopes)}
     places["alone"] = 0, 0.0

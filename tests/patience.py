@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 #: Upper bound for anything that should happen soon, in seconds.
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 def wait_until(true: Callable[[], object], what: str = "") -> None:

@@ -15,8 +15,8 @@ from typing import Any, Generic, Self
 from botocore import xform_name
 from botocore.exceptions import ClientError
 
-from airflow_dynamo_lock.client import wire
-from airflow_dynamo_lock.protocol.effects import (
+from airflow_dynamo_lock.client import sdk
+from airflow_dynamo_lock.core.effects import (
     Effect,
     Operation,
     Reply,
@@ -25,19 +25,23 @@ from airflow_dynamo_lock.protocol.effects import (
     Sleep,
     Stamp,
     T,
-    WaitForRoom,
+    WaitForSlots,
 )
-from airflow_dynamo_lock.protocol.errors import (
+from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW, Observer
+from airflow_dynamo_lock.core.lock.admin import Operations
+from airflow_dynamo_lock.core.lock.presence import Presence
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,
     LockConflictError,
     LockError,
     LockUnavailableError,
 )
-from airflow_dynamo_lock.protocol.line import Line
-from airflow_dynamo_lock.protocol.model import Claim, Granted, Holder, Lease, LockRecord, Term
-from airflow_dynamo_lock.protocol.native import NativeFormat
-from airflow_dynamo_lock.protocol.operations import Operations
-from airflow_dynamo_lock.protocol.staleness import MAX_CLOCK_SKEW, Observer
+from airflow_dynamo_lock.core.model.lease import Lease, Term
+from airflow_dynamo_lock.core.model.outcomes import Granted
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord
+from airflow_dynamo_lock.core.queue.queue import WaitQueue
+from airflow_dynamo_lock.core.table.native import NativeFormat
 from tests import limits
 
 TABLE = "locks"
@@ -117,10 +121,10 @@ class World:
             return getattr(self.client, xform_name(request.action))(**request.params), False
         except limits.LimitExceeded as exceeded:  # moto does not mind
             invalid: Any = {"Error": {"Code": "ValidationException", "Message": str(exceeded)}}
-            wire.answer_to(ClientError(invalid, request.action), request, 0.0)
+            sdk.answer_to(ClientError(invalid, request.action), request, 0.0)
             raise
         except ClientError as failure:
-            wire.answer_to(failure, request, 0.0)  # raises all but a refusal, as users see it
+            sdk.answer_to(failure, request, 0.0)  # raises all but a refusal, as users see it
             return (failure.response if self.shows_refused else {}), True
 
     def item(self, key: str = KEY) -> dict[str, Any] | None:
@@ -169,8 +173,9 @@ class Host:
 
     def __post_init__(self) -> None:
         self.observer = Observer(self.max_clock_skew)
-        self.line = Line(NativeFormat(TABLE), self.stamp, self.observer)
-        self.operations = Operations(self.line.format, self.stamp, self.observer, self.line)
+        self.queue = WaitQueue.of(NativeFormat(TABLE), self.stamp, self.observer)
+        self.operations = Operations(self.queue.format, self.stamp, self.observer, self.queue)
+        self.presence = Presence(self.queue, self.operations)
 
     def now(self) -> float:
         """Its monotonic clock."""
@@ -207,7 +212,7 @@ class Host:
                 return self.send(effect)
             case Sleep(seconds):
                 self.world.now += seconds / self.clock_rate
-            case WaitForRoom(poll_interval=interval, seconds=seconds):
+            case WaitForSlots(poll_interval=interval, seconds=seconds):
                 self.world.now += (interval if seconds is None else min(interval, seconds)) / self.clock_rate
         return self.now()
 
@@ -250,7 +255,7 @@ class Host:
         return self.run(self.operations.heartbeat(KEY, lease_id or self.name, lease_ms))
 
     def enter(self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000) -> Any:
-        """Let a process enter: `Renewed`, `Ending` or `Lost`."""
+        """Let a process enter: `Renewed`, `Draining` or `Lost`."""
         return self.run(self.operations.enter(KEY, lease_id or self.name, process, lease_ms))
 
     def leave(self, process: str, lease_id: str | None = None, *, slots: int = 1) -> Any:
@@ -258,8 +263,8 @@ class Host:
         return self.run(self.operations.leave(KEY, lease_id or self.name, process, slots, 15_000, 15_000))
 
     def release(self, lease_id: str | None = None, *, slots: int = 1, grace_ms: int = 15_000) -> Any:
-        """Give back: `Released`, `Abandoned` or `Lost`."""
-        return self.run(self.operations.release(KEY, lease_id or self.name, slots, grace_ms, heard=True))
+        """Give back: `Released`, `Draining` or `Lost`."""
+        return self.run(self.operations.release(KEY, lease_id or self.name, slots, grace_ms, confirmed=True))
 
     def term(self) -> Term:
         """A lease's time by this host's clock."""

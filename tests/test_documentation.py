@@ -16,7 +16,7 @@ import pytest
 
 import airflow_dynamo_lock
 from airflow_dynamo_lock import LockClient, sdk_config
-from airflow_dynamo_lock.provider_info import get_provider_info
+from airflow_dynamo_lock.airflow.provider_info import get_provider_info
 from tests.engines import MotoServer
 from tests.figures import broken_rules
 from tests.forked import run_forked

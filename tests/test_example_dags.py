@@ -16,7 +16,7 @@ from typing import Any, Self
 import pytest
 
 from airflow_dynamo_lock import LockClient, LockRecord
-from airflow_dynamo_lock.protocol.limits import SHARED
+from airflow_dynamo_lock.core.model.limits import SHARED
 from tests.engines import REGION, MotoServer
 
 DAGS = Path(__file__).parent.parent / "dags"

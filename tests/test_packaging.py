@@ -22,7 +22,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 import airflow_dynamo_lock
-from airflow_dynamo_lock.provider_info import get_provider_info
+from airflow_dynamo_lock.airflow.provider_info import get_provider_info
 from tests.forked import run_forked
 
 ROOT = Path(__file__).parent.parent
@@ -152,7 +152,7 @@ def test_airflow_finds_what_the_provider_has(installed: Python) -> None:
     assert versions["airflow-dynamo-lock"] == airflow_dynamo_lock.__version__
 
     (hook,) = (each for each in last_line(hooks) if each["connection_type"] == "dynamo_lock")
-    assert hook["class"] == "airflow_dynamo_lock.hooks.DynamoLockHook"
+    assert hook["class"] == "airflow_dynamo_lock.airflow.hooks.DynamoLockHook"
     assert hook["conn_id_attribute_name"] == "dynamo_lock_conn_id"
 
     assert "dynamo_lock" in [each["name"] for each in last_line(plugins)]

@@ -25,10 +25,10 @@ from hcl2.utils import SerializationOptions
 from packaging.specifiers import SpecifierSet
 
 from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock.airflow.hooks import LockSettings
+from airflow_dynamo_lock.airflow.provider_info import FIELDS
+from airflow_dynamo_lock.core.model.errors import LockTableError
 from airflow_dynamo_lock.defaults import DEFAULT_TABLE
-from airflow_dynamo_lock.hooks import LockSettings
-from airflow_dynamo_lock.protocol.errors import LockTableError
-from airflow_dynamo_lock.provider_info import FIELDS
 from tests.engines import Engine
 
 ROOT = Path(__file__).parent.parent

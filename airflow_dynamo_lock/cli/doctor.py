@@ -13,9 +13,9 @@ import click
 
 from airflow_dynamo_lock.cli import show
 from airflow_dynamo_lock.cli.options import Settings, airflow_hook, settings
+from airflow_dynamo_lock.core.foreign.registry import NATIVE
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockError, LockTimeoutError, LockValueError
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockTimeoutError, LockValueError
-from airflow_dynamo_lock.protocol.formats import NATIVE
 
 _OK, _WARNING, _BAD = "ok", "warning", "BAD"
 _MARKS = {_OK: ("✓", "green"), _WARNING: ("!", "yellow"), _BAD: ("✗", "red")}

@@ -13,14 +13,16 @@ import click
 
 from airflow_dynamo_lock.cli import show
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
-from airflow_dynamo_lock.protocol.errors import (
+from airflow_dynamo_lock.core.model.arguments import seconds
+from airflow_dynamo_lock.core.model.errors import (
     LockError,
     LockNotHeldError,
     LockUnavailableError,
     LockValueError,
 )
-from airflow_dynamo_lock.protocol.limits import seconds
-from airflow_dynamo_lock.protocol.model import Abandoned, Lease, LockRecord, Lost, Standing
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
+from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 
 _CLAIM = ("slots", "capacity", "mode", "fair", "priority", "owner")
 
@@ -80,7 +82,11 @@ def acquire(
     """
     locks = where.locks(lease=lease_duration)
     lease = locks.acquire(
-        key, timeout=0 if no_wait else wait_time, on_place=tell_place, data=_object("data", data), **claim
+        key,
+        timeout=0 if no_wait else wait_time,
+        on_position=tell_position,
+        data=_object("data", data),
+        **claim,
     )
     try:
         _print_lease(where, lease)
@@ -117,10 +123,10 @@ def release(where: Settings, key: str, lease_id: str) -> None:
         raise LockNotHeldError(
             f"The lease {lease_id} does not hold the lock {key!r} any more: {outcome.describe()}."
         )
-    if isinstance(outcome, Abandoned):
+    if isinstance(outcome, Draining):
         holder = outcome.holder
         click.echo(
-            f"{len(holder.inside)} processes are still inside: the lock is free when they have left, or "
+            f"{len(holder.processes)} processes are still inside: the lock is free when they have left, or "
             f"{holder.lease_ms / 1000:g} s after the last one's heartbeat.",
             err=True,
         )
@@ -298,6 +304,6 @@ def _object(name: str, text: str | None) -> dict[str, Any] | None:
     return value
 
 
-def tell_place(standing: Standing) -> None:
+def tell_position(standing: QueuePosition) -> None:
     if sys.stderr.isatty():
         click.echo(f"waiting: {standing.describe()}", err=True)

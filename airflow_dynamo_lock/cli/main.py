@@ -12,7 +12,7 @@ import click
 
 from airflow_dynamo_lock import __version__
 from airflow_dynamo_lock.cli import doctor, locks, migrate, run, tables
-from airflow_dynamo_lock.protocol.errors import (
+from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockError,
     LockLostError,

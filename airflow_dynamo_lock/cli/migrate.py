@@ -18,20 +18,21 @@ from typing import TYPE_CHECKING
 import click
 
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
-from airflow_dynamo_lock.protocol.errors import (
+from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE
+from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockError,
     LockRecordError,
     LockTimeoutError,
     LockValueError,
 )
-from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE
-from airflow_dynamo_lock.protocol.model import LockRecord, readable
-from airflow_dynamo_lock.protocol.table import TtlOffError
+from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.model.text import readable
+from airflow_dynamo_lock.core.table.schema import TtlOffError
 
 if TYPE_CHECKING:
-    from airflow_dynamo_lock.client.sync import LockClient
-    from airflow_dynamo_lock.protocol.model import Lease
+    from airflow_dynamo_lock.client.sync_client import LockClient
+    from airflow_dynamo_lock.core.model.lease import Lease
 
 _FOR_EVER = 10 * 365 * 24 * 3600.0
 _PAUSE = 1.0
@@ -119,7 +120,7 @@ class _Work:
 
     left: set[str]
     failures: int = 0
-    _told: dict[str, frozenset[str]] = field(default_factory=dict)
+    _reported: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def until_done(
         self,
@@ -172,8 +173,8 @@ class _Work:
             self.left.discard(key)
             self.cannot(f"{readable(key)}: {wrong}")
             return False
-        if obstacle is not None and self._told.get(key) != obstacle.holders:
-            self._told[key] = obstacle.holders
+        if obstacle is not None and self._reported.get(key) != obstacle.holders:
+            self._reported[key] = obstacle.holders
             click.echo(f"waiting for {readable(key)}: {obstacle.text}", err=True)
         return obstacle is None
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE, service_of
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockUnavailableError, LockValueError
+from airflow_dynamo_lock.core.model.limits import LONGEST_TIME
 from airflow_dynamo_lock.defaults import DEFAULT_TABLE
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError, LockValueError
-from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE, service_of
-from airflow_dynamo_lock.protocol.limits import LONGEST
 
 if TYPE_CHECKING:
-    from airflow_dynamo_lock.client.sync import LockClient
-    from airflow_dynamo_lock.hooks import DynamoLockHook
+    from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
+    from airflow_dynamo_lock.client.sync_client import LockClient
 
 
 _UNITS = {
@@ -51,7 +51,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         factor = 1 if not unit else _UNITS.get(unit) or _UNITS.get(unit.removesuffix("s"))
         if not number or factor is None:
             self.fail(f"{value!r} is no time: write '90', '300s', '15m', '3 minutes', '2 hours' or '1 day'.")
-        if float(number) * factor > LONGEST:
+        if float(number) * factor > LONGEST_TIME:
             self.fail(f"{value!r} is too long.")
         return float(number) * factor
 
@@ -84,7 +84,7 @@ class Settings:
 
         :raises LockAccessError: none can be made.
         """
-        from airflow_dynamo_lock.client.sync import LockClient
+        from airflow_dynamo_lock.client.sync_client import LockClient
 
         return LockClient(
             self.aws,
@@ -191,7 +191,7 @@ def _by_sdk(region: str | None, profile: str | None, endpoint_url: str | None, s
     import boto3
     from botocore.exceptions import BotoCoreError
 
-    from airflow_dynamo_lock.client.wire import sdk_config
+    from airflow_dynamo_lock.client.sdk import sdk_config
 
     try:
         session: Any = boto3.Session(profile_name=profile, region_name=region)
@@ -212,7 +212,7 @@ def airflow_hook(conn_id: str, *, verbose: bool = False) -> DynamoLockHook:
         os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "ERROR"
     try:
         with redirect_stdout(sys.stderr):
-            from airflow_dynamo_lock.hooks import DynamoLockHook
+            from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
     except ImportError as missing:
         raise LockValueError(f"--conn-id needs Airflow, which is not here ({missing}).") from None
     return DynamoLockHook(conn_id)

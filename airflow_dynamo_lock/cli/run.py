@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_dynamo_lock.cli.locks import claiming, tell_place
+from airflow_dynamo_lock.cli.locks import claiming, tell_position
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
-from airflow_dynamo_lock.protocol.errors import LockError, LockLostError
-from airflow_dynamo_lock.protocol.model import Lease, Lost
+from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.outcomes import Lost
 
 if TYPE_CHECKING:
-    from airflow_dynamo_lock.client.sync import LockClient
+    from airflow_dynamo_lock.client.sync_client import LockClient
 
 #: As a shell: no such command, or not one that can be run.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -83,7 +84,7 @@ def run(
         return NOT_EXECUTABLE if exists else NOT_FOUND
     with Child(command, kill_after) as child:
         locks = where.locks(lease=lease_duration)
-        lease = locks.acquire(key, timeout=0 if no_wait else wait_time, on_place=tell_place, **claim)
+        lease = locks.acquire(key, timeout=0 if no_wait else wait_time, on_position=tell_position, **claim)
         lost = None
         try:
             with _signals_later():

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.model import readable
+from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.text import readable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from airflow_dynamo_lock.protocol.model import Holder, LockRecord, Waiter
+    from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 
 LOCK_COLUMNS = ("lock", "state", "held by", "lease id", "since", "last heartbeat", "token")
 WAITER_COLUMNS = ("place", "who", "since", "gives up", "wants", "priority", "lease id")
@@ -90,7 +90,7 @@ def state(record: LockRecord) -> str:
     """Free, held, shared by so many, or how many slots are taken."""
     if record.capacity == SHARED and record.holders:
         return f"shared by {len(record.holders)}"
-    if record.capacity in (1, SHARED) and not record.fixed:
+    if record.capacity in (1, SHARED) and not record.capacity_pinned:
         return "held" if record.holders else "free"
     return f"{record.capacity - record.available} of {record.capacity} slots"
 
@@ -99,8 +99,8 @@ def _holder(holder: Holder | None, now_ms: int | None) -> tuple[str, str, str, s
     if holder is None:
         return "", "", "", ""
     slots = f" ({holder.slots} slots)" if holder.slots > 1 else ""
-    notes = [f"{len(holder.inside)} inside"] if holder.inside else []
-    notes += ["resting"] if holder.resting else ["ending"] if holder.ending else []
+    notes = [f"{len(holder.processes)} inside"] if holder.processes else []
+    notes += ["cooling down"] if holder.cooling_down else ["draining"] if holder.draining else []
     who = readable(holder.owner) + slots + (f", {', '.join(notes)}" if notes else "")
     beat = "" if holder.renewed_at_ms is None else ago(holder.renewed_at_ms, now_ms)
     return who, readable(holder.lease_id), since(holder.acquired_at) if holder.acquired_at else "", beat
@@ -141,7 +141,7 @@ def lock_values(record: LockRecord) -> dict[str, Any]:
         "held": bool(record.holders),
         "mode": record.mode,
         "capacity": None if record.capacity == SHARED else record.capacity,
-        "capacity_fixed": record.fixed,
+        "capacity_pinned": record.capacity_pinned,
         "available": None if record.capacity == SHARED else record.available,
         "token": record.token or None,
         "data": record.data,
@@ -153,8 +153,8 @@ def lock_values(record: LockRecord) -> dict[str, Any]:
                 "lease_seconds": holder.lease_ms / 1000,
                 "acquired_at": _iso(holder.acquired_at),
                 "renewed_at": _iso(holder.renewed_at),
-                "inside": sorted(holder.inside),
-                "ending": holder.ending,
+                "processes": sorted(holder.processes),
+                "draining": holder.draining,
                 "took_over": holder.took_over,
                 "about": dict(holder.about),
             }

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
-from airflow_dynamo_lock.protocol.streams import STREAM_ACTIONS
+from airflow_dynamo_lock.core.wait.stream import STREAM_ACTIONS
 from bench.contestants import OURS, OURS_UNFAIR, OURS_WITH_STREAMS, RIVALS
 from bench.contestants import Contestant as Who
 from bench.measure.parallel import at_once

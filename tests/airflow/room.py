@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from airflow_dynamo_lock import LockClient, LockRecord
-from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE
+from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE
 from demo.deployment import Deployment, running
 from tests.airflow.production import ProductionDeployment
 from tests.airflow.stays import Ledger, Stay, faults

@@ -37,7 +37,7 @@ def test_a_group_and_a_sensor_take_turns_with_a_program_in_each_format(room: Roo
         record = programs[name].get(f"{key}/{name}")
         assert record
         (holder,) = record.holders.values()
-        assert (holder.lease_id, len(holder.inside)) == (stay.lease_id, 1)
+        assert (holder.lease_id, len(holder.processes)) == (stay.lease_id, 1)
         assert programs[name].try_acquire(f"{key}/{name}") is None
         room.tell(run_id, "finish")
     for name, run_id in runs.items():

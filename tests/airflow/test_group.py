@@ -17,7 +17,7 @@ import psutil
 import pytest
 from airflow.triggers.base import BaseTrigger
 
-from airflow_dynamo_lock.compat import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
+from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
 from tests.airflow.room import GRACE, LEASE, POLL, Room, until
 from tests.airflow.stays import Stay
 
@@ -96,7 +96,7 @@ def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(
     record = room.locks.get(key)
     assert record is not None
     (holder,) = record.holders.values()
-    assert len(holder.inside) == 1
+    assert len(holder.processes) == 1
     # In its own log, though it is the first run's keeper that has begun to look at the table for both.
     until(
         lambda: "1st of 1." in room.airflow.task_log("guarded", runs.second, "lock.acquire") or None,

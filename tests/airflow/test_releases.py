@@ -11,8 +11,8 @@ from statistics import median
 
 import pytest
 
-from airflow_dynamo_lock.compat import RENDERS_IN_TRIGGERER, RESUME_AFTER, STARTS_IN_TRIGGERER
-from airflow_dynamo_lock.provider_info import FIELDS
+from airflow_dynamo_lock.airflow.provider_info import FIELDS
+from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, RESUME_AFTER, STARTS_IN_TRIGGERER
 from tests.airflow.room import POLL, TABLE, Room, until
 from tests.airflow.test_group import AIRFLOW, Record
 from tests.engines import REGION
@@ -57,7 +57,7 @@ def test_a_single_function_waits(
 
 
 def test_two_functions_at_once_ten_times(room: Room, key: str) -> None:
-    """Resumed at once, they are marked as failed while they run (`compat.RESUME_AFTER`)."""
+    """Resumed at once, they are marked as failed while they run (`versions.RESUME_AFTER`)."""
     keys = [f"{key}/{number}" for number in range(10)]
     runs = {each: [room.start("decorated", each, seconds=1.0) for _ in range(2)] for each in keys}
     for each in keys:

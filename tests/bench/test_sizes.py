@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock import leases
-from airflow_dynamo_lock.client.core import ClientCore
+from airflow_dynamo_lock.airflow import lock_options
+from airflow_dynamo_lock.airflow.guard import BEATS_PER_GRACE
+from airflow_dynamo_lock.client.session import ClientCore
+from airflow_dynamo_lock.core.effects import Stamp
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE, SHARED
+from airflow_dynamo_lock.core.table.codec import encode
+from airflow_dynamo_lock.core.table.items import holder_values
 from airflow_dynamo_lock.defaults import DEFAULT_LEASE
-from airflow_dynamo_lock.guard import BEATS_PER_GRACE
-from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.effects import Stamp
-from airflow_dynamo_lock.protocol.limits import RELEASE_GRACE, SHARED
-from airflow_dynamo_lock.protocol.model import Claim
-from airflow_dynamo_lock.protocol.native import holder_values
 from bench.meter import item_size
 
 ROOT = Path(__file__).parents[2]
@@ -47,8 +47,10 @@ def of_a_task() -> Claim:
         dag_version_id=uuid.uuid4(),
     )
     settings: Any = SimpleNamespace(deployment="north")
-    wanted = leases.Wanted.of(SimpleNamespace(**{**leases.PARAMETERS, "key": "k", "mode": "shared"}))
-    (claim,) = CORE._claims("warehouse/prices", leases.claim_options(ti, settings, wanted))
+    wanted = lock_options.Wanted.of(
+        SimpleNamespace(**{**lock_options.PARAMETERS, "key": "k", "mode": "shared"})
+    )
+    (claim,) = CORE._claims("warehouse/prices", lock_options.claim_options(ti, settings, wanted))
     return claim
 
 
@@ -57,7 +59,7 @@ def size(claim: Claim, holders: int, *, inside: bool) -> int:
     entries = {}
     for _ in range(holders):
         values = holder_values(claim, Stamp(str(uuid.uuid4()), NOW_MS, NOW_MS, 0.0))
-        values["inside"] = {f"{HOST}:4711:0123abcd": NOW_MS} if inside else {}
+        values["processes"] = {f"{HOST}:4711:0123abcd": NOW_MS} if inside else {}
         entries[str(uuid.uuid4())] = values
     values = {
         "key": claim.key,
@@ -66,9 +68,9 @@ def size(claim: Claim, holders: int, *, inside: bool) -> int:
         "available": SHARED - holders,
         "holders": entries,
         "token": NOW_MS,
-        "seed": "checked",
-        "vacated_at": NOW_MS,
-        "tickets": NOW_MS,
+        "token_base": "verified",
+        "last_freed_at": NOW_MS,
+        "last_ticket": NOW_MS,
         "expires_at": NOW_MS // 1000,
     }
     return item_size({name: encode(value) for name, value in values.items()})
@@ -84,7 +86,7 @@ def most(claim: Claim, writes_a_second: float, *, inside: bool) -> int:
     return holders
 
 
-KEEPER = leases.BEATS_PER_LEASE / DEFAULT_LEASE
+KEEPER = lock_options.BEATS_PER_LEASE / DEFAULT_LEASE
 GUARD = BEATS_PER_GRACE / RELEASE_GRACE
 
 

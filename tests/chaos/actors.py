@@ -24,14 +24,14 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockError, LockLostError
-from airflow_dynamo_lock.client import core
+from airflow_dynamo_lock.client import session
 from airflow_dynamo_lock.client.clock import monotonic
-from airflow_dynamo_lock.protocol.model import Term
+from airflow_dynamo_lock.core.model.lease import Term
 from tests.chaos.log import Log
 from tests.chaos.settings import CAPACITIES, GRACE, LEASE, Role
 from tests.client.clients import async_lock_client, lock_client
 
-#: Beats of a guarded process in one release grace, as in `airflow_dynamo_lock.guard`.
+#: Beats of a guarded process in one release grace, as in `airflow_dynamo_lock.airflow.guard`.
 BEATS_PER_GRACE = 3
 _TICK = 0.1
 
@@ -69,7 +69,7 @@ def perform(role: Role, place: Place) -> NoReturn:
     log = Log(Path(place.log), role.who, place.number)
     code = 0
     try:
-        with patch.object(core, "Term", _ToldTerm):
+        with patch.object(session, "Term", _ToldTerm):
             _ROLES[role.does](_Actor(role, place, log))
     except BaseException:
         log.write("error", trace=traceback.format_exc())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_dynamo_lock.client.clock import monotonic
-from airflow_dynamo_lock.protocol.limits import WAITING
+from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from tests.client.proxy import Seen
 
 
@@ -28,7 +28,7 @@ class Held:
     slots: int
     lease: float
     version: str
-    ending: bool
+    draining: bool
     since: float
 
 
@@ -66,7 +66,7 @@ class Records:
         if seen.action != "UpdateItem" or seen.key is None or status != 200:
             return
         item = json.loads(body).get("Attributes", {})
-        if "holders" not in item or seen.key.startswith(WAITING):
+        if "holders" not in item or seen.key.startswith(WAITING_PREFIX):
             return  # somebody who waits, or the sign that he lives
         at = monotonic()
         sent = at - (time.monotonic() - seen.at)  # `seen` has another clock
@@ -100,7 +100,7 @@ def _record(item: Mapping[str, Any], seen: Seen, sent: float, at: float) -> Reco
             slots=int(each["slots"]),
             lease=int(each["lease_ms"]) / 1000,
             version=each["version"],
-            ending=bool(each.get("ending")),
+            draining=bool(each.get("draining")),
             since=at,
         )
         for lease_id, each in plain["holders"].items()

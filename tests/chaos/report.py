@@ -191,7 +191,7 @@ def _how_it_died(evidence: Evidence, last: Held, beliefs: Sequence[Belief]) -> s
         for incident in evidence.incidents
         for belief in beliefs
     )
-    if last.ending:
+    if last.draining:
         return "released, killed inside" if killed else "released, stopped or cut off inside"
     if not beliefs:
         return "granted unheard"

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from airflow_dynamo_lock.compat import HAS_PROVIDER_COMMANDS
+from airflow_dynamo_lock.airflow.versions import HAS_PROVIDER_COMMANDS
 from tests.cli.conftest import TABLE, Shell
 from tests.engines import REGION, MotoServer
 

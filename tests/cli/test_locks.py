@@ -297,14 +297,14 @@ def test_who_is_asked_may_say_no_to_break(shell: Shell, locks: LockClient, key: 
 
 
 def test_the_capacity_of_a_semaphore_is_set_and_unset(shell: Shell, locks: LockClient, key: str) -> None:
-    assert json.loads(shell("capacity", key, "3", "--json").stdout)["capacity_fixed"] is True
+    assert json.loads(shell("capacity", key, "3", "--json").stdout)["capacity_pinned"] is True
     lease = locks.acquire(key, capacity=9)
     record = locks.get(key)
     assert record is not None
     assert record.capacity == 3
     assert "taken back when nobody holds it" in said(shell("capacity", key, "--unset"), USAGE)
     locks.release(lease)
-    assert json.loads(shell("capacity", key, "--unset", "--json").stdout)["capacity_fixed"] is False
+    assert json.loads(shell("capacity", key, "--unset", "--json").stdout)["capacity_pinned"] is False
     assert "either a NUMBER" in said(shell("capacity", key), USAGE)
 
 

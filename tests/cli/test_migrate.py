@@ -45,15 +45,15 @@ def arguments(side: Side, *more: str) -> list[str]:
 
 def lines(stream: IO[str] | None) -> SimpleQueue[str]:
     """What a process prints, as it comes."""
-    heard: SimpleQueue[str] = SimpleQueue()
+    confirmed: SimpleQueue[str] = SimpleQueue()
     assert stream is not None
 
     def hear() -> None:
         for line in stream:
-            heard.put(line)
+            confirmed.put(line)
 
     Thread(target=hear, daemon=True).start()
-    return heard
+    return confirmed
 
 
 def test_a_free_lock_is_moved_and_back(shell: Shell, locks: LockClient, theirs: Side, key: str) -> None:

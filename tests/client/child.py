@@ -20,8 +20,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from airflow_dynamo_lock import Lease, LockClient, LockError, LockLostError
-from airflow_dynamo_lock.protocol.effects import Operation
-from airflow_dynamo_lock.protocol.model import Standing
+from airflow_dynamo_lock.core.effects import Operation
+from airflow_dynamo_lock.core.model.record import QueuePosition
 from tests.client.clients import async_lock_client, lock_client
 
 
@@ -139,12 +139,12 @@ class _Doer:
         """Take the lock, and tell as soon as there is a place in the queue. The name of its owner."""
         waiting = SimpleQueue[object]()
 
-        def on_place(standing: Standing) -> None:
+        def on_position(standing: QueuePosition) -> None:
             if waiting.empty():
                 waiting.put(standing)
                 _tell("waiting", os.getpid())
 
-        self._lease = self._client.acquire(key, on_place=on_place, **options)
+        self._lease = self._client.acquire(key, on_position=on_position, **options)
         return self._lease.owner
 
     def enter(self) -> None:
@@ -160,7 +160,7 @@ class _Doer:
     def wait_in_thread(self, key: str) -> None:
         """Wait for the lock in another thread, and return once it has a place in the queue."""
         waiting = threading.Event()
-        options: dict[str, Any] = {"on_place": lambda _: waiting.set(), "poll_interval": 0.1}
+        options: dict[str, Any] = {"on_position": lambda _: waiting.set(), "poll_interval": 0.1}
         threading.Thread(target=self._client.acquire, args=(key,), kwargs=options, daemon=True).start()
         waiting.wait()
 
@@ -233,8 +233,8 @@ class _Doer:
                 assert status == 0
             finally:
                 if os.getpid() != parent:
-                    for each in (yield from core.line.everybody(key)):
-                        yield core.format.step_out(key, each.place)
+                    for each in (yield from core.queue.reader.waiters(key)):
+                        yield core.format.delete_entry(key, each.place)
 
         parent = os.getpid()
         try:

@@ -13,9 +13,9 @@ import boto3
 from aiobotocore.session import get_session
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockRecord, sdk_config
-from airflow_dynamo_lock.client.core import ClientCore
-from airflow_dynamo_lock.protocol import limits
-from airflow_dynamo_lock.protocol.formats import NATIVE, service_of
+from airflow_dynamo_lock.client.session import ClientCore
+from airflow_dynamo_lock.core.foreign.registry import NATIVE, service_of
+from airflow_dynamo_lock.core.model import arguments
 from tests.patience import PATIENCE
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ _async_session: Any = get_session()  # one for all, because the first client of 
 
 def any_clock_skew() -> AbstractContextManager[object]:
     """Let clients be made with a ``max_clock_skew`` below the bound: an engine here has this machine's clock."""
-    return patch.object(limits, "LEAST_CLOCK_SKEW", 0.0)
+    return patch.object(arguments, "MIN_CLOCK_SKEW", 0.0)
 
 
 #: For tests that count requests. On a busy machine an answer may take longer than the usual two seconds, and the SDK

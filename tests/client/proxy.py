@@ -275,9 +275,9 @@ def _seen(target: str, params: dict[str, Any]) -> Seen:
 def _what(update: str) -> str:
     for part, what in (
         ("#token =", "acquire"),
-        ("#ending =", "abandon"),
-        ("#inside.#process =", "enter"),
-        ("REMOVE #holders.#me.#inside.#process", "leave"),
+        ("#draining =", "abandon"),
+        ("#processes.#process =", "enter"),
+        ("REMOVE #holders.#me.#processes.#process", "leave"),
         ("#available =", "release"),
     ):
         if part in update:

@@ -34,7 +34,7 @@ def _turns(ledger: list[Entry]) -> Counter[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_in_one_process_take_turns(engine: Engine, key: str, ledger: str, kind: str) -> None:
-    wrote = contend([Contenders(kind, engine.endpoint_url, key, ledger, members=2, rounds=8)], within=60)
+    wrote = contend([Contenders(kind, engine.endpoint_url, key, ledger, members=2, rounds=8)], within=180)
 
     _assert_one_at_a_time(wrote)
     assert list(_turns(wrote).values()) == [8, 8]
@@ -46,7 +46,7 @@ def test_two_processes_take_turns(engine: Engine, key: str, ledger: str) -> None
             Contenders(kind, engine.endpoint_url, key, ledger, members=1, rounds=10, poll_interval=0.02)
             for kind in KINDS
         ],
-        within=60,
+        within=180,
     )
 
     _assert_one_at_a_time(wrote)

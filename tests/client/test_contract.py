@@ -21,7 +21,7 @@ from airflow_dynamo_lock import (
     LockTimeoutError,
     LockValueError,
 )
-from airflow_dynamo_lock.protocol.model import Abandoned, Lost, Released, Renewed
+from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed
 from tests.client.clients import SLOW, TABLE, core_of, lock_client
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy
@@ -141,7 +141,7 @@ def test_a_waiter_gets_the_lock_a_poll_after_another_process_has_released_it(
 ) -> None:
     held = elsewhere.acquire(key)
     waiting = threads.submit(client.acquire, key, poll_interval=0.2, timeout=PATIENCE)
-    wait_until(lambda: core_of(client).watch)
+    wait_until(lambda: core_of(client).poller)
     elsewhere.release(held)
 
     assert waiting.result(PATIENCE).token == held.token + 1
@@ -152,7 +152,7 @@ def test_one_who_only_waits_for_room_takes_nothing(
 ) -> None:
     held = elsewhere.acquire(key)
     waiting = threads.submit(client.wait, key, poll_interval=0.1, timeout=PATIENCE)
-    wait_until(lambda: core_of(client).watch)
+    wait_until(lambda: core_of(client).poller)
     assert not waiting.done()
     elsewhere.release(held)
 
@@ -221,8 +221,8 @@ def test_releasing_while_processes_are_inside_abandons_and_the_last_one_out_free
 
     outcome = client.give_back(lease)
 
-    assert isinstance(outcome, Abandoned)
-    assert set(outcome.holder.inside) == {"pid-1", "pid-2"}
+    assert isinstance(outcome, Draining)
+    assert set(outcome.holder.processes) == {"pid-1", "pid-2"}
     with pytest.raises(LockLostError, match="being given back"):
         elsewhere.enter(lease, "pid-3")
     elsewhere.renew(inside[1])
@@ -379,8 +379,8 @@ def test_importing_a_client_imports_no_airflow(name: str) -> None:
 
 def test_importing_the_protocol_imports_no_sdk() -> None:
     program = (
-        "import sys, airflow_dynamo_lock.protocol.operations, airflow_dynamo_lock.protocol.watch\n"
-        "import airflow_dynamo_lock.protocol.table\n"
+        "import sys, airflow_dynamo_lock.core.lock.admin, airflow_dynamo_lock.core.wait.poller\n"
+        "import airflow_dynamo_lock.core.table.schema\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('boto3', 'botocore', 'aiobotocore', 'airflow')])"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

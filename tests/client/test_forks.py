@@ -77,7 +77,7 @@ def test_a_fork_cannot_leave_a_lease_that_its_parent_has_entered(
     assert child.hear("left") == "LockValueError"
     record = client.get(key)
     assert record
-    assert list(record.holders[lease["lease_id"]].inside) == ["process"]
+    assert list(record.holders[lease["lease_id"]].processes) == ["process"]
 
 
 def test_a_fork_that_closes_the_client_does_not_release_the_lock_of_its_parent(

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from airflow_dynamo_lock import Lease, LockClient, LockLostError
-from airflow_dynamo_lock.protocol.model import Released
+from airflow_dynamo_lock.core.model.outcomes import Released
 from tests.client.clients import AsyncClientInThread
 from tests.client.conftest import MakeClient
 from tests.client.losses import Losses

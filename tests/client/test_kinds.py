@@ -18,7 +18,7 @@ from airflow_dynamo_lock import (
     LockLostError,
     LockTimeoutError,
     LockValueError,
-    Standing,
+    QueuePosition,
 )
 from tests.client.clients import SLOW
 from tests.client.conftest import MakeClient
@@ -75,9 +75,9 @@ def test_the_urgent_come_first_and_each_is_told_its_place(
     make_client: MakeClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = elsewhere.acquire(key)
-    told: list[Standing] = []
+    told: list[QueuePosition] = []
     usual = make_client(owner="usual")
-    one = waits(threads, usual, key, on_place=told.append)
+    one = waits(threads, usual, key, on_position=told.append)
     wait_until(lambda: told)
     assert told[-1].describe() == "1st of 1"
     urgent = make_client(owner="urgent")
@@ -99,12 +99,12 @@ def test_those_behind_one_who_gives_up_are_told_their_new_place(
     key: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("airflow_dynamo_lock.protocol.watch._QUEUE_EVERY", 1.0)
+    monkeypatch.setattr("airflow_dynamo_lock.core.wait.poller._QUEUE_EVERY", 1.0)
     held = elsewhere.acquire(key)
     first = waits(threads, make_client(owner="first"), key)
     second = waits(threads, make_client(owner="second"), key, timeout=4)
-    told: list[Standing] = []
-    third = waits(threads, make_client(owner="third"), key, on_place=told.append)
+    told: list[QueuePosition] = []
+    third = waits(threads, make_client(owner="third"), key, on_position=told.append)
     wait_until(lambda: told)
     assert told[-1].describe() == "3rd of 3, behind second"
 
@@ -176,14 +176,14 @@ def test_the_capacity_of_a_semaphore_is_set_while_it_is_held(
 
     record = elsewhere.set_capacity(key, 3)
 
-    assert (record.capacity, record.available, record.fixed) == (3, 1, True)
+    assert (record.capacity, record.available, record.capacity_pinned) == (3, 1, True)
     second = elsewhere.try_acquire(key, capacity=2)
     assert second
     assert elsewhere.set_capacity(key, 1).available == -2
     assert client.release(first)
     assert elsewhere.try_acquire(key, capacity=2) is None
     assert elsewhere.release(second)
-    assert client.set_capacity(key, None).fixed is False
+    assert client.set_capacity(key, None).capacity_pinned is False
 
 
 # -- in sets ----------------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from airflow_dynamo_lock.client.core import ClientCore
-from airflow_dynamo_lock.protocol.effects import Sleep
-from airflow_dynamo_lock.protocol.model import Lease, Term
+from airflow_dynamo_lock.client.session import ClientCore
+from airflow_dynamo_lock.core.effects import Sleep
+from airflow_dynamo_lock.core.model.lease import Lease, Term
 
 #: Seconds for which a lease can be counted on after a heartbeat, and for which it has to be good.
 LASTS, SAFE = 9.0, 3.0

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from airflow_dynamo_lock import Lease, LockClient
-from airflow_dynamo_lock.protocol.limits import WAITING
+from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from tests.client.clients import SLOW, async_lock_client
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy, Seen
@@ -165,7 +165,7 @@ async def _until_all_wait(proxy: Proxy, waiters: int) -> None:
 
 def _of_waiting(proxy: Proxy, first: int) -> list[Seen]:
     """What was sent since then, but for the one lease by which a process shows that it lives."""
-    return [each for each in proxy.seen[first:] if not (each.key or "").startswith(WAITING)]
+    return [each for each in proxy.seen[first:] if not (each.key or "").startswith(WAITING_PREFIX)]
 
 
 def test_threads_that_wait_in_one_process_share_the_poller_too(

@@ -20,7 +20,8 @@ from uuid import uuid4
 import pytest
 
 from airflow_dynamo_lock import Lease, LockClient, LockTableError, LockTimeoutError
-from airflow_dynamo_lock.protocol import line, streams
+from airflow_dynamo_lock.core.queue import queue as line
+from airflow_dynamo_lock.core.wait import stream as streams
 from tests.client.clients import SLOW, async_lock_client, core_of
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy, Seen
@@ -92,7 +93,7 @@ def test_a_keeper_learns_from_the_stream_that_its_lease_was_broken(
         async with async_lock_client(engine.endpoint_url, table=table, streams=True) as keeper:
             lease = await keeper.acquire(key)
             keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
-            while keeper._core.watch._heard_at == -math.inf:  # noqa: ASYNC110 - nothing else tells
+            while keeper._core.poller._confirmed_until == -math.inf:  # noqa: ASYNC110 - nothing else tells
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(holder.break_lock, key, lease.lease_id)
             broken_at = time.monotonic()
@@ -131,14 +132,14 @@ def test_all_who_wait_share_one_reader_and_few_polls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        line, "_PROCESS_FROM", 600.0
+        line, "_PRESENCE_AFTER", 600.0
     )  # a slow machine's first sign of life would come into it
     keys = [f"{key}-{number}" for number in range(15)]
     held = [holder.acquire(each) for each in keys]
     waiting = [_acquire(threads, waiter, each, poll_interval=1.0)[0] for each in keys]
     _until_heard(waiter)
     # All stand in line, and the last one's lock has been looked at.
-    wait_until(lambda: len(core_of(waiter).line.spots) == len(keys))
+    wait_until(lambda: len(core_of(waiter).queue.own.ids) == len(keys))
     wait_until(lambda: all(seen.what in READS or seen.at < time.monotonic() - 0.5 for seen in proxy.seen))
     begun, since = len(proxy.seen), time.monotonic()
     time.sleep(4)
@@ -314,7 +315,7 @@ def test_a_stream_that_is_disabled_is_no_longer_relied_on(
     waiting, _ = _acquire(threads, waiter, key, poll_interval=0.5, timeout=6)
     _until_heard(waiter)
     sdk_client.update_table(TableName=table, StreamSpecification={"StreamEnabled": False})
-    wait_until(lambda: core_of(waiter).watch._heard_at == -math.inf)
+    wait_until(lambda: core_of(waiter).poller._confirmed_until == -math.inf)
 
     proxy.wait_for(proxy.whats().count("BatchGetItem") + 4, "BatchGetItem")
     with pytest.raises(LockTimeoutError):
@@ -400,7 +401,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def _until_heard(client: LockClient) -> None:
     """Wait until the stream is read, and tells what changes from now on."""
     since = time.clock_gettime(time.CLOCK_BOOTTIME)
-    wait_until(lambda: core_of(client).watch._heard_at > since)
+    wait_until(lambda: core_of(client).poller._confirmed_until > since)
 
 
 def _acquire(

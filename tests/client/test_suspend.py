@@ -19,11 +19,12 @@ from unittest.mock import patch
 import pytest
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockLostError
-from airflow_dynamo_lock.client import clock, sync
-from airflow_dynamo_lock.client.sync import KeepAlive
-from airflow_dynamo_lock.protocol.effects import Operation, Sleep
-from airflow_dynamo_lock.protocol.holding import Holding
-from airflow_dynamo_lock.protocol.model import Holder, Renewed
+from airflow_dynamo_lock.client import clock, sync_client
+from airflow_dynamo_lock.client.sync_client import KeepAlive
+from airflow_dynamo_lock.core.effects import Operation, Sleep
+from airflow_dynamo_lock.core.lock.renew import Renewing
+from airflow_dynamo_lock.core.model.outcomes import Renewed
+from airflow_dynamo_lock.core.model.record import Holder
 
 LEASE = 30.0
 #: Longer than the lease lasts after the machine has woken, if the wait is not divided.
@@ -102,7 +103,7 @@ def threads(machine: Machine) -> Iterator[list[Callable[[], None]]]:
             raise Empty
 
     here = SimpleNamespace(Thread=Thread, Event=Event, Lock=threading.Lock)
-    with patch.object(sync, "threading", here), patch.object(sync, "SimpleQueue", Queue):
+    with patch.object(sync_client, "threading", here), patch.object(sync_client, "SimpleQueue", Queue):
         yield started
 
 
@@ -215,7 +216,7 @@ def test_a_keeper_beats_within_a_second_of_waking(machine: Machine, told: list[f
 
     async def keep() -> None:
         client = AsyncLockClient(Silent(), table="locks")
-        with patch.object(Holding, "_keep_one", beat), pytest.raises(Ended):
+        with patch.object(Renewing, "_keep_one", beat), pytest.raises(Ended):
             await client.keep(the_lease(client), interval=INTERVAL)
 
     run(machine, keep)

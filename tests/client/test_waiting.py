@@ -20,10 +20,10 @@ from airflow_dynamo_lock import (
     LockTimeoutError,
     LockUnavailableError,
 )
-from airflow_dynamo_lock.protocol import taking
-from airflow_dynamo_lock.protocol.effects import Operation, WaitForRoom
-from airflow_dynamo_lock.protocol.model import Standing
-from airflow_dynamo_lock.protocol.operations import Operations
+from airflow_dynamo_lock.core.effects import Operation, WaitForSlots
+from airflow_dynamo_lock.core.lock import acquire as taking
+from airflow_dynamo_lock.core.lock.presence import Presence
+from airflow_dynamo_lock.core.model.record import QueuePosition
 from tests.client.clients import async_lock_client, core_of, lock_client
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy, Rule
@@ -178,18 +178,18 @@ def test_a_process_that_queues_again_shows_again_that_it_lives(
 ) -> None:
     with lock_client("sync", engine.endpoint_url) as client:
         core = client._core
-        tend, tended = core.line.tend, list[Operation[None]]()
+        maintain, tended = Presence.maintain, list[Operation[None]]()
 
-        def noted(operations: Operations) -> Operation[None]:
-            tended.append(tend(operations))
+        def noted(presence: Presence) -> Operation[None]:
+            tended.append(maintain(presence))
             return tended[-1]
 
-        monkeypatch.setattr(core.line, "tend", noted)
+        monkeypatch.setattr(Presence, "maintain", noted)
 
         for times in (1, 2):
             held = client.acquire(key, owner="another")
             waiting, _ = _acquire(threads, client, key)
-            wait_until(lambda: key in core.watch.tickets)
+            wait_until(lambda: key in core.poller.tickets)
             client.release(held)
             client.release(waiting.result(PATIENCE))
             for thread in threading.enumerate():
@@ -201,11 +201,11 @@ def test_a_process_that_queues_again_shows_again_that_it_lives(
 def test_who_gets_into_line_while_he_waits_is_looked_after_in_his_place(client: LockClient, key: str) -> None:
     """As a set does for which others drew numbers each time that it tried at first."""
     inner: Any = getattr(client, "client", client)
-    tickets, seen = inner._core.watch.tickets, []
+    tickets, seen = inner._core.poller.tickets, []
 
     def waits() -> Operation[None]:
         for place in (None, "0999/1/a", "0999/1/a"):
-            yield WaitForRoom(key, 1, True, 5.0, 0.01, place=place)
+            yield WaitForSlots(key, 1, True, 5.0, 0.01, place=place)
             seen.append([each.wants.place for each in tickets[key]])
 
     if inner is client:
@@ -242,11 +242,11 @@ def test_an_on_place_that_fails_harms_no_waiter(
     held = [elsewhere.acquire(name) for name in (f"{key}/1", f"{key}/2")]
     told = threading.Event()
 
-    def fail(_: Standing) -> None:
+    def fail(_: QueuePosition) -> None:
         told.set()
         raise ZeroDivisionError
 
-    waiting, _ = _acquire(threads, client, f"{key}/1", poll_interval=0.1, on_place=fail)
+    waiting, _ = _acquire(threads, client, f"{key}/1", poll_interval=0.1, on_position=fail)
     other, _ = _acquire(threads, client, f"{key}/2", poll_interval=0.1)
     assert told.wait(PATIENCE)
     for lease in held:
@@ -264,11 +264,11 @@ def test_on_place_may_use_the_client(
     held, mine = elsewhere.acquire(key), client.acquire(f"{key}/mine")
     freed = threading.Event()
 
-    def release(_: Standing) -> None:
+    def release(_: QueuePosition) -> None:
         client.release(mine)
         freed.set()
 
-    waiting, _ = _acquire(threads, client, key, poll_interval=0.1, on_place=release)
+    waiting, _ = _acquire(threads, client, key, poll_interval=0.1, on_position=release)
     assert freed.wait(PATIENCE)
     elsewhere.release(held)
 
@@ -325,7 +325,7 @@ async def test_a_keeper_learns_of_the_end_of_its_lease_from_another_process(
     await asyncio.wait_for(keeping, PATIENCE)
     record = await keeper.get(key)
     assert record
-    assert [holder.ending for holder in record.holders.values()] == ([True] if end == "abandon" else [])
+    assert [holder.draining for holder in record.holders.values()] == ([True] if end == "abandon" else [])
 
 
 async def test_a_keeper_in_the_process_that_releases_asks_nobody(
@@ -347,7 +347,7 @@ async def test_a_keeper_whose_poll_may_be_stale_asks_once_more(
     lease = await keeper.acquire(key)
     keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
     await asyncio.sleep(0)
-    (sight,) = keeper._core.watch.sights[key]
+    (sight,) = keeper._core.poller.listeners[key]
 
     sight.gone(False)
     await asyncio.to_thread(proxy.wait_for, 1, "GetItem")
@@ -362,7 +362,7 @@ async def test_a_keeper_whose_question_is_denied_looks_again(
     lease = await keeper.acquire(key)
     keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
     await asyncio.sleep(0)
-    (sight,) = keeper._core.watch.sights[key]
+    (sight,) = keeper._core.poller.listeners[key]
 
     with proxy.answering(lambda seen: seen.what == "GetItem", 400, "ExpiredTokenException"):
         sight.gone(False)
@@ -397,7 +397,7 @@ async def test_a_keeper_beats_through_a_bad_network_until_its_lease_ends(
     await elsewhere_async.give_back(lease)
 
     outcome = await asyncio.wait_for(keeping, PATIENCE)
-    assert type(outcome).__name__ == ("Ending" if end == "abandon" else "Lost")
+    assert type(outcome).__name__ == ("Draining" if end == "abandon" else "Lost")
 
 
 async def test_many_leases_are_watched_over_with_one_read_per_poll(
@@ -415,7 +415,7 @@ async def test_many_leases_are_watched_over_with_one_read_per_poll(
 
 def _queue(client: LockClient, key: str) -> int:
     """How many wait for that lock in the client's process."""
-    return len(core_of(client).watch.tickets.get(key, []))
+    return len(core_of(client).poller.tickets.get(key, []))
 
 
 def _acquire(

@@ -16,12 +16,12 @@ from airflow_dynamo_lock import (
     LockValueError,
     sdk_config,
 )
-from airflow_dynamo_lock.client import wire
+from airflow_dynamo_lock.client import sdk
 from airflow_dynamo_lock.client.clock import monotonic
-from airflow_dynamo_lock.protocol.effects import Request
-from airflow_dynamo_lock.protocol.errors import LockConflictError
-from airflow_dynamo_lock.protocol.streams import StreamGoneError
-from airflow_dynamo_lock.protocol.table import TableExistsError, TableMissingError
+from airflow_dynamo_lock.core.effects import Request
+from airflow_dynamo_lock.core.model.errors import LockConflictError
+from airflow_dynamo_lock.core.table.schema import TableExistsError, TableMissingError
+from airflow_dynamo_lock.core.wait.stream import StreamGoneError
 
 UPDATE = Request(
     "UpdateItem", {"TableName": "locks", "Key": {"key": {"S": "orders"}, "entry": {"S": "lock"}}}
@@ -43,13 +43,13 @@ def _refusal(
 
 def _error(failure: Exception, request: Request = UPDATE) -> LockError:
     with pytest.raises(LockError) as raised:
-        wire.answer_to(failure, request, 0.0)
+        sdk.answer_to(failure, request, 0.0)
     return raised.value
 
 
 def test_a_failed_condition_is_an_answer_and_shows_the_item() -> None:
     item = {"key": {"S": "orders"}}
-    reply = wire.answer_to(_refusal("ConditionalCheckFailedException", attempts=1, Item=item), UPDATE, 5.0)
+    reply = sdk.answer_to(_refusal("ConditionalCheckFailedException", attempts=1, Item=item), UPDATE, 5.0)
 
     assert reply.refused
     assert reply.retried
@@ -250,7 +250,7 @@ def test_what_nobody_knows_passes_through_unchanged() -> None:
     failure = RuntimeError("Session is closed")
 
     with pytest.raises(RuntimeError) as raised:
-        wire.answer_to(failure, UPDATE, 0.0)
+        sdk.answer_to(failure, UPDATE, 0.0)
     assert raised.value is failure
 
 
@@ -273,7 +273,7 @@ def test_an_unknown_refusal_is_an_error() -> None:
 )
 def test_the_date_header_is_the_servers_time(date: str | None, server_ms: int | None) -> None:
     headers = {} if date is None else {"date": date}
-    reply = wire.reply({"ResponseMetadata": {"HTTPHeaders": headers, "RetryAttempts": 0}}, 1.0)
+    reply = sdk.reply({"ResponseMetadata": {"HTTPHeaders": headers, "RetryAttempts": 0}}, 1.0)
 
     assert (reply.server_ms, reply.retried, reply.refused) == (server_ms, False, False)
 

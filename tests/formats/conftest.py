@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE, service_of
+from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE, service_of
 from tests.client.clients import REGION, lock_client
 from tests.engines import DynamoDBLocal, Engine, MotoServer
 
@@ -134,4 +134,4 @@ def key(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock in S3 is looked at once more, but not a second later."""
-    monkeypatch.setattr("airflow_dynamo_lock.protocol.formats.s3.SETTLE", 0.02)
+    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.aws_s3_lock.SETTLE", 0.02)

@@ -22,7 +22,7 @@ from airflow_dynamo_lock import (
     LockValueError,
     sdk_config,
 )
-from airflow_dynamo_lock.protocol.model import Abandoned, Lost
+from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from tests.client.clients import any_clock_skew
 from tests.formats import items
 from tests.formats.conftest import MakeClient, Place, places
@@ -93,7 +93,7 @@ def test_a_release_waits_for_those_who_are_inside(
 ) -> None:
     lease = client.acquire(key)
     inside = client.enter(lease, "a process")
-    assert isinstance(client.give_back(lease), Abandoned)
+    assert isinstance(client.give_back(lease), Draining)
     with pytest.raises(LockLostError, match="being given back"):
         client.enter(lease, "another")
     inside = client.renew(inside)
@@ -418,7 +418,7 @@ def test_who_gives_up_waiting_leaves_nothing_behind(
     with pytest.raises(LockTimeoutError):
         client.acquire(key, timeout=0.2, poll_interval=0.05, lease_id="named")
     if place.kind == "async":
-        client.leave_line(key, "named")  # type: ignore[attr-defined]
+        client.leave_queue(key, "named")  # type: ignore[attr-defined]
     assert items.stored(place, key) == before
     assert elsewhere.release(lease)
 
@@ -509,7 +509,7 @@ def test_what_only_the_metadata_tell_is_a_change_too(client: LockClient, place: 
     client.leave(insides["other"], "other")
     record = client.get(key)
     assert record
-    assert record.holders[lease.lease_id].inside == {}
+    assert record.holders[lease.lease_id].processes == {}
 
 
 @places("s3")
@@ -531,7 +531,7 @@ def test_who_is_overtaken_within_their_second_is_not_told_that_he_holds_it(
     make_client: MakeClient, place: Place, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them read it before we wrote, and writes after it, sooner than he looks again."""
-    monkeypatch.setattr("airflow_dynamo_lock.protocol.formats.s3.SETTLE", 1.0)
+    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.aws_s3_lock.SETTLE", 1.0)
     client = make_client()
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(client.try_acquire, key)
@@ -549,7 +549,7 @@ def test_a_lock_that_is_taken_up_again_is_looked_at_again(
 ) -> None:
     """By a second triggerer, say, while one of theirs who read the free lock is still about to write."""
     lease = make_client().acquire(key, lease_id="the same")
-    monkeypatch.setattr("airflow_dynamo_lock.protocol.formats.s3.SETTLE", 1.0)
+    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.aws_s3_lock.SETTLE", 1.0)
     before = place.sdk.head_object(Bucket=place.table, Key=key)["ETag"]
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(make_client().try_acquire, key, lease_id=lease.lease_id)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_dynamo_lock import LockRecordError
-from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.effects import Reply
-from airflow_dynamo_lock.protocol.formats import format_of
-from airflow_dynamo_lock.protocol.formats.base import OURS
-from airflow_dynamo_lock.protocol.formats.s3 import OURS as OURS_IN_S3
-from airflow_dynamo_lock.protocol.formats.s3 import _object
-from airflow_dynamo_lock.protocol.staleness import Observer
+from airflow_dynamo_lock.core.effects import Reply
+from airflow_dynamo_lock.core.foreign.aws_s3_lock import OURS as OURS_IN_S3
+from airflow_dynamo_lock.core.foreign.aws_s3_lock import _object
+from airflow_dynamo_lock.core.foreign.dynamodb import OURS
+from airflow_dynamo_lock.core.foreign.registry import format_of
+from airflow_dynamo_lock.core.liveness import Observer
+from airflow_dynamo_lock.core.table.codec import encode
 from tests.formats import items
 from tests.formats.conftest import FOREIGN
 from tests.fuzz.conftest import examples
@@ -26,7 +26,9 @@ texts = st.text(max_size=5) | st.sampled_from(["1", "0", "-1", "9" * 30, "9" * 5
 numbers = st.sampled_from([0, -1, 1, 0.5, 10**15, 10**37, 1e100]) | st.integers(-5, 10**13)
 values = texts | numbers | st.booleans() | st.none() | st.binary(min_size=1, max_size=3)
 maps: Any = st.dictionaries(
-    st.sampled_from(["lease_id", "mark", "owner", "slots", "lease_ms", "version", "acquired_at", "inside"]),
+    st.sampled_from(
+        ["lease_id", "mark", "owner", "slots", "lease_ms", "version", "acquired_at", "processes"]
+    ),
     values | st.just({}),
 )
 

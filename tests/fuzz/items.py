@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from airflow_dynamo_lock.protocol.limits import MAX_KEY_BYTES
+from airflow_dynamo_lock.core.model.limits import MAX_KEY_BYTES
 
 Attribute = dict[str, Any]
 Item = dict[str, Attribute]
@@ -155,18 +155,18 @@ def holders(draw: st.DrawFn) -> Item:
         "lease_ms": _number(draw(st.sampled_from([1, 30_000, 10**12]))),
         "version": {"S": draw(texts)},
         "acquired_at": _number(draw(st.sampled_from([0, LONG_AGO, NOW_MS, 253_402_300_799_999]))),
-        "inside": {"M": {each: _number(NOW_MS) for each in draw(st.lists(texts, max_size=2))}},
+        "processes": {"M": {each: _number(NOW_MS) for each in draw(st.lists(texts, max_size=2))}},
     }
     if beat := draw(st.sampled_from([LONG_AGO, LONG_AGO, TOMORROW, None])):
         holder["renewed_at"] = _number(beat)
     if draw(st.booleans()):
         holder["grace_ms"] = _number(draw(st.sampled_from([1, 15_000])))
     if draw(st.integers(0, 4)) == 0:
-        holder["ending"] = {"BOOL": True}
+        holder["draining"] = {"BOOL": True}
     if draw(st.integers(0, 3)) == 0:
         holder["hold_until"] = _number(draw(st.sampled_from([LONG_AGO, TOMORROW])))
         if draw(st.booleans()):
-            holder |= {"ending": {"BOOL": True}, "resting": {"BOOL": True}}
+            holder |= {"draining": {"BOOL": True}, "cooling_down": {"BOOL": True}}
     if draw(st.integers(0, 3)) == 0:
         holder["took_over"] = {"BOOL": True}
     if draw(st.booleans()):
@@ -191,13 +191,13 @@ def records(draw: st.DrawFn) -> Item:
     }
     # Without it, nobody takes the lock before he has looked at its record.
     if draw(st.booleans()):
-        record["seed"] = {"S": draw(st.sampled_from(["guessed", "checked"]))}
+        record["token_base"] = {"S": draw(st.sampled_from(["unverified", "verified"]))}
     if fixed:
-        record["fixed"] = {"BOOL": True}
+        record["capacity_pinned"] = {"BOOL": True}
     if draw(st.integers(0, 2)) == 0:
-        record["tickets"] = _number(draw(st.sampled_from([0, 1, 10**15])))
+        record["last_ticket"] = _number(draw(st.sampled_from([0, 1, 10**15])))
         if draw(st.booleans()):
-            record["first"] = {"S": draw(st.just("0999/000000000000001") | texts)}
+            record["queue_head"] = {"S": draw(st.just("0999/000000000000001") | texts)}
     if draw(st.booleans()):
         record["data"] = {"M": draw(st.dictionaries(texts, values, max_size=2))}
     return record | _unknown(draw)
@@ -235,19 +235,19 @@ def damaged(draw: st.DrawFn) -> Item:
 
 
 _KNOWN = (
-    "ending",
+    "draining",
     "renewed_at",
     "grace_ms",
     "data",
     "holders",
-    "inside",
+    "processes",
     "about",
     "slots",
     "version",
     "token",
-    "tickets",
-    "first",
-    "fixed",
+    "last_ticket",
+    "queue_head",
+    "capacity_pinned",
     "hold_until",
 )
 
@@ -338,7 +338,7 @@ def of_many(count: int, filler: int, damage: Callable[[Item], object] | None = N
                 "version": {"S": f"v{index}"},
                 "acquired_at": _number(LONG_AGO),
                 "renewed_at": _number(LONG_AGO if index % 2 else TOMORROW),
-                "inside": {"M": {}},
+                "processes": {"M": {}},
                 "about": {"M": {"note": {"S": "x" * filler}}},
             }
         }

@@ -16,17 +16,17 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockError, LockRecord
-from airflow_dynamo_lock.protocol.attributes import decode
-from airflow_dynamo_lock.protocol.errors import (
+from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockLostError,
     LockNotHeldError,
     LockRecordError,
     LockTimeoutError,
 )
-from airflow_dynamo_lock.protocol.model import Lost
-from airflow_dynamo_lock.protocol.native import NativeFormat
-from airflow_dynamo_lock.protocol.records import ATTRIBUTES
+from airflow_dynamo_lock.core.model.outcomes import Lost
+from airflow_dynamo_lock.core.table.codec import decode
+from airflow_dynamo_lock.core.table.items import ATTRIBUTES
+from airflow_dynamo_lock.core.table.native import NativeFormat
 from tests.fuzz.items import Item
 
 TABLE = "locks"
@@ -160,12 +160,12 @@ async def _list(client: AsyncLockClient) -> list[LockRecord]:
 # What this program keeps in a record: all that it may change. What it may not, in which operation, is taken away here.
 _OURS = frozenset(ATTRIBUTES) - {"key", "entry"}
 _WHEN = _OURS - {"capacity", "available", "token", "data"}
-_DRAWN = frozenset({"tickets", "first"})
+_DRAWN = frozenset({"last_ticket", "queue_head"})
 _BEAT = frozenset({"version", "renewed_at"})
 _TAKE: dict[str, Any] = {"attributes": _OURS, "mine": _BEAT | {"acquired_at"}, "takes": True}
 _GIVE: dict[str, Any] = {"attributes": _WHEN | {"available"}, "removes": True}
 
-_SET = frozenset({"capacity", "available", "fixed", "expires_at"})
+_SET = frozenset({"capacity", "available", "capacity_pinned", "expires_at"})
 
 _MOVES = [
     Move("get", lambda table, key, _: table.locks().get(key)),
@@ -212,20 +212,20 @@ _MOVES = [
         "enter",
         lambda table, _, lease: table.locks().enter(lease, PROCESS),
         attributes=_WHEN,
-        mine=_BEAT | {"inside"},
+        mine=_BEAT | {"processes"},
         writes_blind=True,
     ),
     Move(
         "leave",
         lambda table, _, lease: table.locks().leave(lease, PROCESS),
-        mine=frozenset({"inside"}) | _BEAT | {"ending", "resting", "lease_ms"},
+        mine=frozenset({"processes"}) | _BEAT | {"draining", "cooling_down", "lease_ms"},
         writes_blind=True,
         **_GIVE,
     ),
     Move(
         "give_back",
         lambda table, _, lease: table.locks().give_back(lease),
-        mine=_BEAT | {"ending", "resting", "lease_ms"},
+        mine=_BEAT | {"draining", "cooling_down", "lease_ms"},
         writes_blind=True,
         **_GIVE,
     ),
@@ -353,7 +353,7 @@ def _judge_grant(move: Move, lease: Lease, record: LockRecord, before: Item, aft
     assert now.holders[lease.lease_id].slots == lease.slots
     reclaimed = {holder.lease_id for holder in lease.reclaimed}
     # Nobody was at work under those any more.
-    reclaimed |= {holder.lease_id for holder in record.holders.values() if holder.resting}
+    reclaimed |= {holder.lease_id for holder in record.holders.values() if holder.cooling_down}
     _judge_change(move, lease.lease_id, before, after, may_remove=tuple(reclaimed))
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_dynamo_lock import Lease, LockClient
-from airflow_dynamo_lock.protocol.attributes import decode, encode
-from airflow_dynamo_lock.protocol.errors import LockNotHeldError, LockValueError
-from airflow_dynamo_lock.protocol.limits import MAX_ID_BYTES, MAX_KEY_BYTES
+from airflow_dynamo_lock.core.model.errors import LockNotHeldError, LockValueError
+from airflow_dynamo_lock.core.model.limits import MAX_ID_BYTES, MAX_KEY_BYTES
+from airflow_dynamo_lock.core.table.codec import decode, encode
 from tests.fuzz.conftest import examples
 from tests.fuzz.items import broken_texts, keys, texts
 from tests.fuzz.judge import TABLE, Table
@@ -48,7 +48,7 @@ def whole_life(
     record = locks.get(key)
     assert record is not None
     shown = record.holders[lease_id]
-    assert (shown.owner, list(shown.inside), record.data) == (owner, [process], data or None)
+    assert (shown.owner, list(shown.processes), record.data) == (owner, [process], data or None)
     assert shown.about == {**about, "attempt_of": owner}
     assert key in [each.key for each in locks.list()]
     assert locks.renew(Lease.from_dict(lease.as_dict())).key == key

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.errors import LockRecordError, LockTimeoutError, LockValueError
+from airflow_dynamo_lock.core.model.errors import LockRecordError, LockTimeoutError, LockValueError
 from tests.fuzz.items import FOREIGN, LONG_AGO, NOW_MS, Item, of_many
 from tests.fuzz.judge import MOVES, Table, judge, lease_of, play, understood
 
@@ -26,7 +26,7 @@ def holder(**changed: Any) -> Item:
         "version": {"S": "v"},
         "acquired_at": {"N": str(LONG_AGO)},
         "renewed_at": {"N": str(LONG_AGO)},
-        "inside": {"M": {}},
+        "processes": {"M": {}},
         "later": {"S": "kept"},
     } | changed
     return {name: value for name, value in values.items() if value is not None}
@@ -46,25 +46,25 @@ def held(*, attributes: Item | None = None, **changed: Any) -> Item:
 
 IDLE: Item = held() | {"available": {"N": "1"}, "holders": {"M": {}}}
 # Whoever takes it does so without having looked at it.
-OURS = IDLE | {"seed": {"S": "checked"}}
+OURS = IDLE | {"token_base": {"S": "verified"}}
 
 DAMAGED: dict[str, Item] = {
     "data that is null": IDLE | {"data": {"NULL": True}},  # it looked free for ever, and could not be taken
     "data that is a secret text": held(attributes={"data": {"S": "hunter2"}}),
-    "ending that is false": held(
-        ending={"BOOL": False}
+    "draining that is false": held(
+        draining={"BOOL": False}
     ),  # conditions ask if it is there, readers asked if it is true
-    "ending that is null": held(ending={"NULL": True}),
+    "draining that is null": held(draining={"NULL": True}),
     "a grace of nothing": held(grace_ms={"N": "0"}),  # abandoned, its lease would have been none
     "a grace before the beginning": held(grace_ms={"N": "-1"}),
     "a lease of many ages": held(lease_ms={"N": "1E+60"}),
     "more slots than there are": held(slots={"N": "1E+60"}),
-    "a process that entered at no time": held(inside={"M": {"p": {"S": "now"}}}),
+    "a process that entered at no time": held(processes={"M": {"p": {"S": "now"}}}),
     "holders that are a set": held(attributes={"holders": {"SS": ["a"]}}),
-    "a mark that is a number": held(attributes={"first": NUMBER}),
-    "an idle lock's mark that is a number": OURS | {"first": NUMBER},
-    "numbers that are text": OURS | {"tickets": {"S": "17"}},
-    "a capacity that is set by text": OURS | {"fixed": {"S": "true"}},
+    "a mark that is a number": held(attributes={"queue_head": NUMBER}),
+    "an idle lock's mark that is a number": OURS | {"queue_head": NUMBER},
+    "numbers that are text": OURS | {"last_ticket": {"S": "17"}},
+    "a capacity that is set by text": OURS | {"capacity_pinned": {"S": "true"}},
     "a time to hold that is text": held(hold_until={"S": "soon"}),
     "a holder that is a number": held(attributes={"holders": {"M": {"a": NUMBER}}}),
     **{f"{name}'s item": item for name, item in FOREIGN.items()},
@@ -73,13 +73,13 @@ UNDERSTOOD: dict[str, Item] = {
     "an expiry that is text": IDLE | {"expires_at": {"S": "never"}},
     "an expiry that is missing": {name: value for name, value in IDLE.items() if name != "expires_at"},
     "attributes of a later version": held(attributes={"later": {"SS": ["x"]}}),
-    "a mark like a path": IDLE | {"first": {"S": "#me.a[0]:"}, "tickets": NUMBER},
+    "a mark like a path": IDLE | {"queue_head": {"S": "#me.a[0]:"}, "last_ticket": NUMBER},
     "a capacity below what is held": held(
-        attributes={"fixed": {"BOOL": True}, "capacity": {"N": "2"}, "available": {"N": "-1"}},
+        attributes={"capacity_pinned": {"BOOL": True}, "capacity": {"N": "2"}, "available": {"N": "-1"}},
         slots={"N": "3"},
     ),
     "a holder that rests": held(
-        hold_until={"N": str(LONG_AGO)}, resting={"BOOL": True}, ending={"BOOL": True}
+        hold_until={"N": str(LONG_AGO)}, cooling_down={"BOOL": True}, draining={"BOOL": True}
     ),
     "names like paths": held(attributes={"holders": {"M": {"#me.a[0]:": {"M": holder()}}}}),
     "a token below nothing": IDLE | {"token": {"N": "-17"}},

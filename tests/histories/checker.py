@@ -25,12 +25,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_dynamo_lock.protocol.errors import LockRecordError
-from airflow_dynamo_lock.protocol.limits import MARGIN, SHARED, WAITING
-from airflow_dynamo_lock.protocol.model import ONE_OR_ALL, Lease, Term, alike
-from airflow_dynamo_lock.protocol.native import LOCK_ENTRY, NativeFormat
-from airflow_dynamo_lock.protocol.places import number_of
-from airflow_dynamo_lock.protocol.records import WAITER_ENTRY, waiter_record
+from airflow_dynamo_lock.core.model.capacity import PLAIN_OR_SHARED, compatible
+from airflow_dynamo_lock.core.model.errors import LockRecordError
+from airflow_dynamo_lock.core.model.lease import Lease, Term
+from airflow_dynamo_lock.core.model.limits import MARGIN, SHARED, WAITING_PREFIX
+from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY
+from airflow_dynamo_lock.core.table.items import WAITER_ENTRY, waiter_record
+from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.table.position import number_of
 from tests.histories.dynamodb import Place
 from tests.histories.expressions import Item
 from tests.histories.world import BEGIN, Process, World
@@ -103,10 +105,10 @@ class Belief:
 
 @dataclass(frozen=True)
 class Grant:
-    """A grant of which its caller heard.
+    """A grant of which its caller confirmed.
 
     :ivar begun: when it was asked for.
-    :ivar heard: when the caller was told.
+    :ivar confirmed: when the caller was told.
     :ivar valid: whether the lease was still good then.
     """
 
@@ -114,12 +116,12 @@ class Grant:
     lease_id: str
     token: int
     begun: float
-    heard: float
+    confirmed: float
     valid: bool
 
 
 @dataclass
-class LineChecker:
+class QueueChecker:
     """Whether those who wait are granted in their order, and none of them waits for ever after it has gone.
 
     :ivar items: what the table holds.
@@ -183,7 +185,7 @@ class LineChecker:
             self._looks[sender, key].append(sent)
             self._looked[sender, key] = self.world.now
             # The head that the answer shows; it is not known, if it has changed since the request was sent.
-            head = self.items.get((key, LOCK_ENTRY), {}).get("first", {}).get("S")
+            head = self.items.get((key, LOCK_ENTRY), {}).get("queue_head", {}).get("S")
             self._heads[sender, key] = head if self.moved.get(key, -NEVER) < sent else None
 
     def written(self, process: Process, key: str, entry: str, after: Item | None) -> None:
@@ -212,13 +214,13 @@ class LineChecker:
     ) -> str | None:
         """Who, alive and in sight, should have had the lock that was just taken, by that process."""
         about = _about(after["holders"]["M"][name]["M"])
-        if before is None or "first" not in before or about.get("fair") != "yes":
+        if before is None or "queue_head" not in before or about.get("fair") != "yes":
             return None
         look = max((at for at in self._looks[self.sender, key] if at <= self.sent), default=None)
         head = self._heads.get((self.sender, key))
-        if look is not None and head is not None and before["first"]["S"] < head:
+        if look is not None and head is not None and before["queue_head"]["S"] < head:
             return "whoever lowered the head of the queue since that looked"
-        if after.get("first") != before["first"] and (
+        if after.get("queue_head") != before["queue_head"] and (
             gap := self._head_passes(key, name, before, after, self.sent if look is None else look)
         ):
             return gap
@@ -233,7 +235,9 @@ class LineChecker:
             if (
                 their["actor"] not in self.waiting
                 or place
-                < before["first"]["S"]  # passed over while it was on its way to its place: it is the next
+                < before["queue_head"][
+                    "S"
+                ]  # passed over while it was on its way to its place: it is the next
                 or item["lease_id"]["S"]
                 in before["holders"]["M"]  # it has the lock, and is about to leave the line
                 or look is None
@@ -245,7 +249,7 @@ class LineChecker:
                 continue
             slots, capacity = int(item["slots"]["N"]), int(item["capacity"]["N"])
             left -= slots
-            if left < 0 or not alike(capacity, int(after["capacity"]["N"])):
+            if left < 0 or not compatible(capacity, int(after["capacity"]["N"])):
                 return f"{their['actor']} in {place}"
         return None
 
@@ -255,12 +259,12 @@ class LineChecker:
         Nobody may be passed but the dead, and those that had drawn a number and not taken their place at the time of
         the `look`.
         """
-        first = after["first"]["S"] if "first" in after else "~"
+        first = after["queue_head"]["S"] if "queue_head" in after else "~"
         mine = _about(after["holders"]["M"][name]["M"])["actor"]
         for (_, entry), item in self._in_line(key):
             place, their = entry.removeprefix(WAITER_ENTRY), _about(item)
             if (
-                before["first"]["S"] <= place < first
+                before["queue_head"]["S"] <= place < first
                 and their["actor"] != mine
                 and their["actor"] in self.waiting
                 and item["lease_id"]["S"] not in after["holders"]["M"]
@@ -295,7 +299,7 @@ class LineChecker:
                 continue  # of an earlier claim of the same caller
             if placed >= self.began.get(actor, 0.0) and self._stood_by.get((key, entry)) is process:
                 place = entry.removeprefix(WAITER_ENTRY)
-        drawn = int(before["tickets"]["N"]) if "tickets" in before else 0
+        drawn = int(before["last_ticket"]["N"]) if "last_ticket" in before else 0
         if place is not None:
             late = drawn > number_of(place)
         else:
@@ -305,7 +309,7 @@ class LineChecker:
 
     def handed_on(self, process: Process, before: Item, after: Item) -> str | None:
         """A place that a process leaves to others, although another process stands in it."""
-        standing = before.get("process", {}).get("S", "").removeprefix(WAITING)
+        standing = before.get("process", {}).get("S", "").removeprefix(WAITING_PREFIX)
         if "process" in after or not standing or standing in process.ids:
             return None
         return f"{process.name} handed {before['entry']['S']} on, in which {standing} stands"
@@ -401,7 +405,7 @@ class Checker:
     calm: float = NEVER
     apart: float = 0.0
     stamped: dict[Place, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    line: LineChecker = field(init=False)
+    queue: QueueChecker = field(init=False)
     _heard: set[str] = field(default_factory=set)
     # Leases given back whose time the record shows, as the server knows it.
     _guarded: set[Place] = field(default_factory=set)
@@ -409,7 +413,7 @@ class Checker:
     _undone: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.line = LineChecker(self.world, apart=self.apart)
+        self.queue = QueueChecker(self.world, apart=self.apart)
 
     def wrong(self, what: str) -> None:
         self.world.story(f"VIOLATION: {what}")
@@ -427,7 +431,7 @@ class Checker:
             if belief.lease.term is term and belief.end == NEVER:
                 self._compare(belief)
 
-    def heard(
+    def confirmed(
         self, process: Process, lease: Lease, begun: float, here: float, *, again: bool = False
     ) -> None:
         """A caller was told of a grant, `here` in true time.
@@ -466,7 +470,7 @@ class Checker:
     def killed(self, process: Process) -> None:
         """The process is dead from now on."""
         self.world.story("is dead", process)
-        self.line.waiting.discard(process.name)
+        self.queue.waiting.discard(process.name)
         for belief in self.beliefs:
             if belief.process is process:
                 belief.end = min(belief.end, self.world.now)
@@ -498,15 +502,15 @@ class Checker:
             if (
                 before is not None
                 and after is not None
-                and (gap := self.line.handed_on(process, before, after))
+                and (gap := self.queue.handed_on(process, before, after))
             ):
                 self.wrong(gap)
             if after is not None and "lease_id" not in after:
                 self.wrong(f"{process.name} made {item['entry']['S']}, which names no waiter")
-            self.line.written(process, key, item["entry"]["S"], after)
+            self.queue.written(process, key, item["entry"]["S"], after)
             return
-        if key.startswith(WAITING):
-            self.line.written(process, key, LOCK_ENTRY, after)
+        if key.startswith(WAITING_PREFIX):
+            self.queue.written(process, key, LOCK_ENTRY, after)
         if after is None:
             if process not in self.people or (before or {}).get("holders", {}).get("M"):
                 self.wrong(f"{process.name} deleted the record of {key}, held by somebody: {before}")
@@ -520,22 +524,22 @@ class Checker:
         reclaims = bool(takes) or "#dead0" in params["UpdateExpression"]
         for name, holder in old.items():
             if name not in new:
-                self.line.freed[key, name] = self.world.now
+                self.queue.freed[key, name] = self.world.now
                 self._gone(process, params, (key, name), holder["M"], reclaimed=reclaims)
                 by_hand = process in self.people
                 self._too_early((key, name), holder["M"], reclaimed=reclaims, by_hand=by_hand)
             elif new[name] is not holder and not self._acts_for(process, name):
                 self.wrong(f"{process.name} changed the lease {name}, which is not its own")
-        vacated = int(after["vacated_at"]["N"]) / 1000 - BEGIN if "vacated_at" in after else NEVER
-        if vacated < self.world.now - _ESTIMATES - self.apart and after["vacated_at"] != (before or {}).get(
-            "vacated_at"
-        ):
+        vacated = int(after["last_freed_at"]["N"]) / 1000 - BEGIN if "last_freed_at" in after else NEVER
+        if vacated < self.world.now - _ESTIMATES - self.apart and after["last_freed_at"] != (
+            before or {}
+        ).get("last_freed_at"):
             # By a process that does not know the server's time: what was given back before it may come back.
             self._guarded = {at for at in self._guarded if at[0] != key}
         for name in takes:
             self._comes_back((key, name), new[name]["M"])
             self.taken[key, name] = self.world.now, int(after["capacity"]["N"])
-            if (overtaken := self.line.overtaken(process, key, name, before, after)) is not None:
+            if (overtaken := self.queue.overtaken(process, key, name, before, after)) is not None:
                 self.wrong(f"{process.name} took {key} as {name}, before {overtaken}, which came first")
             if not self._acts_for(process, name):
                 self.wrong(f"{process.name} took the lease {name}, which is not its own")
@@ -547,26 +551,30 @@ class Checker:
         for belief in self.beliefs:
             if belief.end == NEVER and belief.lease.key == key:
                 self._compare(belief)
-        if before is not None and "first" in before and "first" not in after:
-            gap = self.line.head_cleared(process, key, params, before, {name: new[name] for name in takes})
+        if before is not None and "queue_head" in before and "queue_head" not in after:
+            gap = self.queue.head_cleared(process, key, params, before, {name: new[name] for name in takes})
             if gap is not None:
                 self.wrong(f"{process.name}: {gap}")
-        if before is None or before.get("first") != after.get("first"):
-            self.line.moved[key] = self.world.now
-            heads = [each["first"]["S"] for each in (before, after) if each is not None and "first" in each]
+        if before is None or before.get("queue_head") != after.get("queue_head"):
+            self.queue.moved[key] = self.world.now
+            heads = [
+                each["queue_head"]["S"]
+                for each in (before, after)
+                if each is not None and "queue_head" in each
+            ]
             leaves = ":after" in params["ExpressionAttributeValues"]
             if len(heads) == 2 and heads[0] < heads[1] and not takes and not leaves:
                 self.wrong(
                     f"{process.name} raised the head of the queue of {key} from {heads[0]} to {heads[1]}"
                 )
-        if before is None or before.get("tickets") != after.get("tickets"):
-            self.line.drew[key] = self.world.now
-            if "tickets" in after:
-                self.line.numbers[key, int(after["tickets"]["N"])] = self.world.now
-        alone = before is not None and old and int(before["capacity"]["N"]) in ONE_OR_ALL
-        if alone and "fixed" in after and "fixed" not in (before or ()):
+        if before is None or before.get("last_ticket") != after.get("last_ticket"):
+            self.queue.drew[key] = self.world.now
+            if "last_ticket" in after:
+                self.queue.numbers[key, int(after["last_ticket"]["N"])] = self.world.now
+        alone = before is not None and old and int(before["capacity"]["N"]) in PLAIN_OR_SHARED
+        if alone and "capacity_pinned" in after and "capacity_pinned" not in (before or ()):
             self.wrong(f"{process.name} set the capacity of {key}, which somebody held alone")
-        if before is not None and "fixed" in before and "fixed" not in after and new:
+        if before is not None and "capacity_pinned" in before and "capacity_pinned" not in after and new:
             self.wrong(f"{process.name} unset the capacity of {key}, which was held")
         if takes and int(after["available"]["N"]) < 0:
             self.wrong(f"{process.name} took slots of {key} that there were not: {after}")
@@ -598,19 +606,19 @@ class Checker:
             if not self._acts_for(process, name):
                 self.wrong(f"{process.name} released the lease {name}, which is not its own")
             self.removed[at] = self.world.now
-            if self.line.sent > self.calm:
+            if self.queue.sent > self.calm:
                 self._undone.setdefault(name, self.world.now)
-            told = int(params["ExpressionAttributeValues"][":vacated_at"]["N"]) / 1000 - BEGIN
+            told = int(params["ExpressionAttributeValues"][":last_freed_at"]["N"]) / 1000 - BEGIN
             if abs(told - self.world.now) < _ESTIMATES + self.apart:
                 self.given_back[at] = self.world.now
                 self._guarded.add(at)
-            if holder["inside"]["M"]:
-                self.wrong(f"{process.name} released {name} with {list(holder['inside']['M'])} inside")
+            if holder["processes"]["M"]:
+                self.wrong(f"{process.name} released {name} with {list(holder['processes']['M'])} inside")
 
     def _too_early(self, at: Place, holder: Mapping[str, Any], *, reclaimed: bool, by_hand: bool) -> None:
         """A lock with a `min_hold` is not handed on before its time, unless its holder died or was broken."""
         hold = float(_about(holder).get("hold", 0.0))
-        dead = reclaimed and "resting" not in holder
+        dead = reclaimed and "cooling_down" not in holder
         if (
             not hold
             or dead
@@ -628,7 +636,7 @@ class Checker:
     def _compare(self, belief: Belief) -> None:
         """A lease is not over by the record before it is over for those who believe in it: neither by what the record
         says, nor by when the heartbeats were stamped that it shows."""
-        item = self.line.items.get((belief.lease.key, LOCK_ENTRY))
+        item = self.queue.items.get((belief.lease.key, LOCK_ENTRY))
         name = belief.lease.lease_id
         holder = item["holders"]["M"].get(name, {}).get("M", {}) if item is not None else {}
         if not holder or (belief.lease.key, name) in self.broken:
@@ -662,7 +670,7 @@ class Checker:
             self.wrong(f"{at[1]} was given back at {self.given_back[at]:.3f}, and has come back")
 
     def _acts_for(self, process: Process, lease_id: str) -> bool:
-        own = lease_id.removeprefix(WAITING)  # by which a process that waits shows that it lives
+        own = lease_id.removeprefix(WAITING_PREFIX)  # by which a process that waits shows that it lives
         return own in process.ids or process in self.acting[lease_id] or process in self.people
 
     def works(self, process: Process) -> bool:
@@ -678,7 +686,7 @@ class Checker:
         """All that can be said when a history is over."""
         for mistake in self.world.mistakes:
             self.wrong(mistake)
-        for immortal in self.line.immortal():
+        for immortal in self.queue.immortal():
             self.wrong(immortal)
         for belief in self.beliefs:
             self._told_in_time(belief)
@@ -698,7 +706,7 @@ class Checker:
                 self.wrong(str(damaged))
                 continue
             for name, holder in record.holders.items():
-                undone = -NEVER if holder.resting else self._undone.get(name, -NEVER)
+                undone = -NEVER if holder.cooling_down else self._undone.get(name, -NEVER)
                 if self.taken.get((key, name), (NEVER, 0))[0] < undone - _UNDO:
                     self.wrong(f"{name} was given back at {undone:.3f}, and still holds {key}")
 
@@ -765,14 +773,16 @@ class Checker:
         # successor already.
         gone = {**self.reclaimed, **self.given_back, **self.broken}
         told = [
-            each for each in grants if each.valid and gone.get((each.key, each.lease_id), NEVER) > each.heard
+            each
+            for each in grants
+            if each.valid and gone.get((each.key, each.lease_id), NEVER) > each.confirmed
         ]
-        grants = sorted(told, key=lambda grant: grant.heard)
+        grants = sorted(told, key=lambda grant: grant.confirmed)
         for i, later in enumerate(grants):
             for earlier in grants[:i]:
                 if earlier.lease_id == later.lease_id:
                     continue  # one grant, told to both of two triggerers
-                follows = capacity == 1 or earlier.heard < later.begun
+                follows = capacity == 1 or earlier.confirmed < later.begun
                 if follows and earlier.token > later.token:
                     self.wrong(
                         f"{later.lease_id} was given the token {later.token} of {later.key}, "

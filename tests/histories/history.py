@@ -13,13 +13,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_dynamo_lock.client.aio import AsyncLockClient
-from airflow_dynamo_lock.client.core import leases_of
-from airflow_dynamo_lock.protocol.effects import Stamp
-from airflow_dynamo_lock.protocol.errors import LockError, LockLostError
-from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.model import Claim, Lease
-from airflow_dynamo_lock.protocol.native import NativeFormat
+from airflow_dynamo_lock.client.async_client import AsyncLockClient
+from airflow_dynamo_lock.client.session import leases_of
+from airflow_dynamo_lock.core.effects import Stamp
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.table.native import NativeFormat
 from tests.histories.checker import Checker
 from tests.histories.dynamodb import Table
 from tests.histories.network import CALM, KINDS, TABLE, Network, Sdk, Weather, answer_with
@@ -103,8 +104,8 @@ class History:
             shows_refused=plain or chance.random() < 0.8,
             apart=apart,
         )
-        self.checker.line.items = self.table.items
-        self.network.arrived = self.checker.line.arrived
+        self.checker.queue.items = self.table.items
+        self.network.arrived = self.checker.queue.arrived
         if self.kind == "shared" and chance.random() < 0.3:
             self._bury_readers()
         self.actors: dict[Process, str] = {}  # those that have not come to their end
@@ -117,7 +118,7 @@ class History:
     def _bury_readers(self) -> None:
         """Begin with a record of 130 readers that died a while ago."""
         stamp = Stamp("v", None, round((BEGIN - 100.0) * 1000), 0.0)
-        write = NativeFormat(TABLE).take_idle(
+        write = NativeFormat(TABLE).acquire_idle(
             Claim("a", "?", "a dead reader", 6000, 3000, capacity=SHARED), stamp
         )
         written = self.table.write("Update", write.params, 0.0).after
@@ -187,7 +188,7 @@ class History:
         for process in world.processes:
             process.reaches = process.hears = True
         begun = max([world.now, *(each.busy_until for each in world.processes if each.alive)])
-        checker.calm = checker.line.calm = begun
+        checker.calm = checker.queue.calm = begun
         world.story("The weather is calm from now on.")
         if chance.random() < 0.3 or len(self.keys) > 1:
             for _ in range(chance.randint(1, 3)):
@@ -221,7 +222,7 @@ class History:
             world.run(lambda: False, world.now + 100.0)  # who still stands in line by then, does so for ever
             for key, process in waiting.items():
                 for left in (
-                    checker.line.left_behind(key, process.name, checker.taken) if process.alive else ()
+                    checker.queue.left_behind(key, process.name, checker.taken) if process.alive else ()
                 ):
                     checker.wrong(left)
 
@@ -330,15 +331,15 @@ class History:
     ) -> None:
         """Take the lock, work under it for a while, and release it."""
         chance, checker, begun = self.world.random, self.checker, process.here
-        checker.line.processes[process.name] = lambda: process
-        with checker.line.waits(process.name) as waited:
+        checker.queue.processes[process.name] = lambda: process
+        with checker.queue.waits(process.name) as waited:
             async with locks.lock(wanted, **claim) as held:
                 waited()
                 returned = locks.returned if isinstance(locks, Threaded) else process.here
                 with ExitStack() as believing:
                     for lease in leases_of(held):
                         again = bool(claim.get("reentrant"))  # another thread of its owner may hold it
-                        checker.heard(process, lease, begun, returned, again=again)
+                        checker.confirmed(process, lease, begun, returned, again=again)
                         believing.enter_context(checker.believing(process, lease))
                     longest = self.lease * 1.5 if self.storm and self.trouble != "races" else 1.0
                     await asyncio.sleep(chance.random() * longest)
@@ -366,7 +367,7 @@ class History:
         try:
             async with locks.lock(wanted, **claim) as again:
                 returned = locks.returned if isinstance(locks, Threaded) else process.here
-                self.checker.heard(process, again, begun, returned, again=True)
+                self.checker.confirmed(process, again, begun, returned, again=True)
                 with self.checker.believing(process, again):
                     await asyncio.sleep(self.world.random.random() * self.lease / 2)
         except LockError as failure:
@@ -607,7 +608,7 @@ class Airflow:
 
     def _orphan_later(self, number: int) -> None:
         """The task of a trigger has ended, or was cleared. Wherever the trigger still runs, it ends when it looks
-        (`deferral.until_orphaned`)."""
+        (`task_states.until_orphaned`)."""
         self._open.pop(number, None)
         self.world.at(self.world.now + self.world.random.uniform(0, 25), None, self._orphan, number)
 
@@ -671,7 +672,7 @@ class Airflow:
         async def acquire(process: Process, locks: AsyncLockClient) -> Lease:
             begun = process.here
             lease = await locks.acquire(key, **claim)
-            self.checker.heard(process, lease, begun, process.here)
+            self.checker.confirmed(process, lease, begun, process.here)
             return lease
 
         async def keep(process: Process, locks: AsyncLockClient) -> None:
@@ -694,8 +695,8 @@ class Airflow:
         async def release(process: Process, locks: AsyncLockClient) -> None:
             await locks.give_back(held, patience=None)
 
-        self.checker.line.processes[lease_id] = lambda: self.triggerer
-        with self.checker.line.waits(lease_id):
+        self.checker.queue.processes[lease_id] = lambda: self.triggerer
+        with self.checker.queue.waits(lease_id):
             acquired: Lease | None = await self.trigger(scheduler, acquire)
         if acquired is None:
             return False

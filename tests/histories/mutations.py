@@ -19,15 +19,26 @@ from typing import Any
 from unittest.mock import patch
 
 from airflow_dynamo_lock.client import clock
-from airflow_dynamo_lock.client.core import ClientCore, leases_of
-from airflow_dynamo_lock.client.sync import KeepAlive, LockClient, _Tender
-from airflow_dynamo_lock.protocol import line, model, native, places, streams, taking
-from airflow_dynamo_lock.protocol.effects import Reply, Request, ServerClock, Stamp
-from airflow_dynamo_lock.protocol.errors import LockUnavailableError
-from airflow_dynamo_lock.protocol.line import Line
-from airflow_dynamo_lock.protocol.native import NativeFormat
-from airflow_dynamo_lock.protocol.operations import Operations
-from airflow_dynamo_lock.protocol.staleness import Observer
+from airflow_dynamo_lock.client.session import ClientCore, leases_of
+from airflow_dynamo_lock.client.sync_client import KeepAlive, LockClient, _QueueMaintainer
+from airflow_dynamo_lock.core.effects import Reply, Request, ServerClock, Stamp
+from airflow_dynamo_lock.core.liveness import Observer
+from airflow_dynamo_lock.core.lock import acquire, presence
+from airflow_dynamo_lock.core.lock.admin import Operations
+from airflow_dynamo_lock.core.model import lease as lease_module
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.errors import LockUnavailableError
+from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
+from airflow_dynamo_lock.core.model.outcomes import Renewed, StillHeld
+from airflow_dynamo_lock.core.model.record import Holder
+from airflow_dynamo_lock.core.queue import view
+from airflow_dynamo_lock.core.queue.queue import WaitQueue
+from airflow_dynamo_lock.core.queue.view import QueueReader
+from airflow_dynamo_lock.core.table import expressions, grant_writes, lease_writes, position
+from airflow_dynamo_lock.core.table.format import QUEUE_IGNORED
+from airflow_dynamo_lock.core.table.items import VERIFIED
+from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.wait import stream
 
 
 @dataclass(frozen=True)
@@ -91,9 +102,9 @@ def _rewritten(method: str, *changes: tuple[str, str]) -> Callable[[], list[Any]
 
 # The right ones, which the wrong ones below make use of.
 _stamp, _enter = ClientCore.stamp, ClientCore.enter
-_see, _granted, _beat = Observer.see, Operations._granted, Operations._beat
-_step_out = NativeFormat.step_out
-_look, _draw_all, _living = Line.look, Line._draw_all, Line._living
+_see, _granted, _renew = Observer.see, Operations._granted, Operations._renew
+_step_out = NativeFormat.delete_entry
+_look, _take_together, _living = QueueReader.look, WaitQueue._take_together, QueueReader._living
 _give_back = ClientCore.give_back
 
 
@@ -128,8 +139,8 @@ def _granted_unconfirmed(self: Operations, write: Any, record: Any, reply: Reply
 
 def _renewed_at_reply(self: Operations, key: str, lease_id: str, *args: Any, **options: Any) -> Any:
     """The lease counts from when the answer came."""
-    outcome = yield from _beat(self, key, lease_id, *args, **options)
-    if isinstance(outcome, model.Renewed):
+    outcome = yield from _renew(self, key, lease_id, *args, **options)
+    if isinstance(outcome, Renewed):
         return replace(outcome, sent_at=self.stamp().at)
     return outcome
 
@@ -137,28 +148,28 @@ def _renewed_at_reply(self: Operations, key: str, lease_id: str, *args: Any, **o
 def _never_lost(self: Operations, key: str, lease_id: str, *args: Any, **options: Any) -> Any:
     """A heartbeat whose fate is not known counts as one that was carried out."""
     try:
-        return (yield from _beat(self, key, lease_id, *args, **options))
+        return (yield from _renew(self, key, lease_id, *args, **options))
     except LockUnavailableError:
-        holder = model.Holder(lease_id, "?", 1, 10**9, 10**9, "?", 0)
-        return model.Renewed(holder, self.stamp().at)
+        holder = Holder(lease_id, "?", 1, 10**9, 10**9, "?", 0)
+        return Renewed(holder, self.stamp().at)
 
 
-def _look_away(self: Line, claim: Any, mine: Any, seconds: Any) -> Any:
+def _look_away(self: QueueReader, claim: Any, mine: Any, seconds: Any) -> Any:
     """Who looks at the line sees nobody in it but himself."""
     view = yield from _look(self, claim, mine, seconds)
     return replace(view, ahead=())
 
 
-def _draw_one_by_one(self: Line, claims: Any, seconds: Any) -> Any:
+def _draw_one_by_one(self: WaitQueue, claims: Any, seconds: Any) -> Any:
     """Who wants several locks draws a number in one line after the other."""
     numbers: dict[str, int] = {}
     for claim in claims:
-        stamp, drawn = yield from _draw_all(self, [claim], seconds)
+        stamp, drawn = yield from _take_together(self, [claim], seconds)
         numbers |= drawn
     return stamp, numbers
 
 
-def _nobody_is_dead(self: Line, waiters: Any, reply: Any, seconds: Any) -> Any:
+def _nobody_is_dead(self: QueueReader, waiters: Any, reply: Any, seconds: Any) -> Any:
     """All who stand in line count as alive."""
     yield from _living(self, waiters, reply, seconds)
     return waiters
@@ -175,9 +186,9 @@ def _believe_until_answered(self: ClientCore, lease: Any, *args: Any) -> Any:
     terms = {id(each.term): each.term for each in leases if each.term is not None}
     kept = [replace(each, term=None) for each in leases]
     outcome = yield from _give_back(
-        self, kept[0] if isinstance(lease, model.Lease) else model.LeaseSet(tuple(kept)), *args
+        self, kept[0] if isinstance(lease, Lease) else LeaseSet(tuple(kept)), *args
     )
-    for term in terms.values() if not isinstance(outcome, model.StillHeld) else ():
+    for term in terms.values() if not isinstance(outcome, StillHeld) else ():
         term.lose("it was released")
     return outcome
 
@@ -196,7 +207,7 @@ def _same_id(claim: Any, **changes: Any) -> Any:
 MUTATIONS = {
     "overwrite": Mutation(
         "R1: a held lock is not overwritten",
-        _rewritten("take_idle", (r"#available = #capacity AND size\(#holders\) = :zero AND ", "")),
+        _rewritten("acquire_idle", (r"#available = #capacity AND size\(#holders\) = :zero AND ", "")),
         seed=0,
     ),
     "reclaim-unseen": Mutation(
@@ -217,20 +228,20 @@ MUTATIONS = {
     ),
     "release-with-processes-inside": Mutation(
         "R8: nothing is released while processes are inside",
-        _rewritten("release", (r" AND size\(#holders\.#me\.#inside\) = :zero", "")),
+        _rewritten("release", (r" AND size\(#holders\.#me\.#processes\) = :zero", "")),
         seed=4,
     ),
     "no-margin": Mutation(
-        "R4: a holder does without a tenth of its lease", _patched(model, "MARGIN", 0.0), seed=0
+        "R4: a holder does without a tenth of its lease", _patched(lease_module, "MARGIN", 0.0), seed=0
     ),
     "count-from-reply": Mutation(
         "R4: a lease counts from before its heartbeat was sent",
-        _patched(Operations, "_beat", _renewed_at_reply),
+        _patched(Operations, "_renew", _renewed_at_reply),
         seed=0,
     ),
     "unknown-is-success": Mutation(
         "R6: a heartbeat whose fate is not known is none",
-        _patched(Operations, "_beat", _never_lost),
+        _patched(Operations, "_renew", _never_lost),
         seed=0,
     ),
     "impatient": Mutation(
@@ -267,21 +278,21 @@ MUTATIONS = {
         "R3: a heartbeat that arrives late does not put its stamp in the place of a newer one",
         lambda: [
             patch_each
-            for method in ("heartbeat", "enter", "abandon", "heartbeat_unless_ending")
+            for method in ("heartbeat", "enter", "drain", "heartbeat_unless_draining")
             for patch_each in _rewritten(method, (r" AND #holders\.#me\.#renewed_at <= :no_newer", ""))()
         ],
         seed=2636,
     ),
     "late-acquire": Mutation(
         "R5: an acquire that arrives after the release does not take the lock again",
-        _patched(native, "_NOT_OVERTAKEN", "attribute_exists(#holders)"),
+        _patched(grant_writes, "_NOT_OVERTAKEN", "attribute_exists(#holders)"),
         seed=25,
     ),
     "token-not-seeded": Mutation(
         "R10: the first token of a record is the time",
         lambda: [
-            *_rewritten("take_idle", (r"if_not_exists\(#token, :now\)", "if_not_exists(#token, :zero)"))(),
-            patch.object(native, "GUESSED", native.CHECKED),
+            *_rewritten("acquire_idle", (r"if_not_exists\(#token, :now\)", "if_not_exists(#token, :zero)"))(),
+            patch.object(grant_writes, "UNVERIFIED", VERIFIED),
         ],
         seed=51,
     ),
@@ -290,12 +301,12 @@ MUTATIONS = {
     ),
     "token-seeded-by-host": Mutation(
         "R10: a token that a wrong clock has seeded is handed to nobody",
-        _patched(native, "GUESSED", native.CHECKED),
+        _patched(grant_writes, "UNVERIFIED", VERIFIED),
         seed=65,
     ),
     "record-expires-in-use": Mutation(
         "R10: every write keeps DynamoDB from deleting the record",
-        _patched(native, "RETENTION_MS", -5_000),
+        _patched(expressions, "RETENTION_MS", -5_000),
         seed=503,
     ),
     "guard-counts-on-lease": Mutation(
@@ -305,49 +316,53 @@ MUTATIONS = {
     ),
     "keeper-keeps-abandoned": Mutation(
         "R8: nobody keeps a lease alive that was abandoned, but the processes inside",
-        _rewritten("heartbeat_unless_ending", (r" AND attribute_not_exists\(#holders\.#me\.#ending\)", "")),
+        _rewritten(
+            "heartbeat_unless_draining", (r" AND attribute_not_exists\(#holders\.#me\.#draining\)", "")
+        ),
         test="tests/protocol/test_keep.py"
         "::test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it",
     ),
     "dead-unseen-by-poller": Mutation(
         "R11: waiters are woken for the slots of the dead",
-        lambda: [patch("airflow_dynamo_lock.protocol.watch.room", _blind_room)],
+        lambda: [patch("airflow_dynamo_lock.core.wait.poller.free_slots", _blind_room)],
         seed=0,
     ),
     "newcomer-overtakes": Mutation(
         "the line: who comes new does not overtake",
-        _patched(taking, "NO_LINE", native.ANY_LINE),
+        _patched(acquire, "QUEUE_EMPTY", QUEUE_IGNORED),
         seed=12,
     ),
     "line-unseen": Mutation(
         "the line: who stands in it lets those before him go first",
-        _patched(Line, "look", _look_away),
+        _patched(QueueReader, "look", _look_away),
         seed=2,
     ),
     "dead-hold-up-the-line": Mutation(
-        "the line: the dead are passed over", _patched(Line, "_living", _nobody_is_dead), seed=12
+        "the line: the dead are passed over", _patched(QueueReader, "_living", _nobody_is_dead), seed=12
     ),
     "gone-hold-up-the-line": Mutation(
         "the line: who has gone leaves it",
-        _patched(NativeFormat, "step_out", lambda self, key, place: _step_out(self, key, f"{place} or so")),
+        _patched(
+            NativeFormat, "delete_entry", lambda self, key, place: _step_out(self, key, f"{place} or so")
+        ),
         seed=3,
     ),
     "numbers-drawn-one-by-one": Mutation(
         "sets: who waits for several locks draws all numbers at the same moment",
-        _patched(Line, "_draw_all", _draw_one_by_one),
+        _patched(WaitQueue, "_take_together", _draw_one_by_one),
         test="tests/protocol/test_sets.py::test_of_two_sets_one_comes_first_in_every_queue",
     ),
     "rest-by-wrong-clock": Mutation(
         "how long a lock is held at least is put right with the clock",
-        _patched(native, "_hold", lambda claim: ""),
+        _patched(grant_writes, "_hold", lambda claim: ""),
         seed=45,
     ),
     "same-lease-id": Mutation(
-        "R7: each attempt has a lease id of its own", _patched(taking, "replace", _same_id), seed=667
+        "R7: each attempt has a lease id of its own", _patched(acquire, "replace", _same_id), seed=667
     ),
     "lost-acquire-is-busy": Mutation(
         "R5: an acquire whose answer was lost finds its own lease",
-        _patched(NativeFormat, "take_again", lambda self, claim, mine, stamp: self.take_idle(claim, stamp)),
+        _patched(NativeFormat, "reacquire", lambda self, claim, mine, stamp: self.acquire_idle(claim, stamp)),
         seed=8,
     ),
     # -- a to k of the list of holes that an attack on the protocol found -------------------------------------------
@@ -362,14 +377,14 @@ MUTATIONS = {
         "R4: a lease is counted on a clock that counts suspended time",
         lambda: [
             patch(f"airflow_dynamo_lock.client.{module}.monotonic", _clock_that_sleeps)
-            for module in ("aio", "clock", "core", "wire")
+            for module in ("async_client", "clock", "session", "sdk")
         ],
         seed=13,
     ),
     "beat-counts-from-sending": Mutation(
         "R4: a heartbeat counts from its stamp, not from when it was sent",
         _edited(
-            Operations._beat,
+            Operations._renew,
             (
                 "Renewed(record.holders[lease_id], stamp.at)",
                 "Renewed(record.holders[lease_id], reply.sent_at)",
@@ -386,7 +401,7 @@ MUTATIONS = {
         "R4: the heartbeat of a set counts from the first of its writes",
         _all(
             _edited(Operations.heartbeat_all, ("min(each.sent_at for each", "max(each.sent_at for each")),
-            _edited(Operations._beat_all, ("stamps[0].at", "stamps[-1].at")),
+            _edited(Operations._renew_all, ("stamps[0].at", "stamps[-1].at")),
         ),
         seed=59,
     ),
@@ -404,7 +419,10 @@ MUTATIONS = {
         "a capacity is unset only while nobody holds the lock",
         _edited(
             NativeFormat.set_capacity,
-            ("attribute_exists(#fixed) AND size(#holders) = :zero", "attribute_exists(#fixed)"),
+            (
+                "attribute_exists(#capacity_pinned) AND size(#holders) = :zero",
+                "attribute_exists(#capacity_pinned)",
+            ),
         ),
         seed=409,
     ),
@@ -443,54 +461,54 @@ MUTATIONS = {
     ),
     "head-passes-the-living": Mutation(
         "the queue: a grant beside living waiters leaves the head before them",
-        _edited(line._turn, ("    if ahead:", "    if ahead and False:")),
+        _edited(view.head_update, ("    if ahead:", "    if ahead and False:")),
         seed=121,
     ),
     "head-cleared-by-grant": Mutation(
         "the queue: a grant clears the head only if nobody has drawn a number since",
-        _edited(line._turn, ('f"{condition} AND {drawn}"', "condition")),
+        _edited(view.head_update, ('f"{condition} AND {drawn}"', "condition")),
         seed=141,
     ),
     "head-cleared-by-leaver": Mutation(
         "the queue: a waiter that leaves clears the head only if nobody has drawn a number since",
-        _edited(NativeFormat.unmark, (' " AND #tickets = :number"', ' ""')),
+        _edited(NativeFormat.clear_head, (' " AND #last_ticket = :number"', ' ""')),
         seed=13,
     ),
     "dead-never-discarded": Mutation(
         "the queue: the entries of dead waiters are removed",
-        _edited(Line.sweep, ("in places", "in ()")),
+        _edited(WaitQueue.discard, ("in places", "in ()")),
         seed=1253,
     ),
     "numbers-from-one": Mutation(
         "the queue: the first number is the time",
-        _edited(places.next_number, ("else stamp.best_ms", "else 0")),
+        _edited(position.next_number, ("else stamp.best_ms", "else 0")),
         test="tests/protocol/test_proof.py::test_the_first_number_in_a_queue_is_the_time",
     ),
     "place-handed-on-blindly": Mutation(
         "the queue: a place is handed on only by the process that stands in it",
         _edited(
-            NativeFormat.hand_place,
+            NativeFormat.hand_over_entry,
             ('"#process = :process",', '"attribute_exists(#key) OR attribute_not_exists(#key)",'),
         ),
         test="tests/protocol/test_proof.py::test_a_place_is_handed_on_only_by_the_process_that_stands_in_it",
     ),
     "behind-oneself": Mutation(
         "the queue: a later attempt does not wait behind its own earlier one",
-        _edited(Line.look, ("[each for each in living if not claim.supersedes(each)]", "living")),
+        _edited(QueueReader.look, ("[each for each in living if not claim.supersedes(each)]", "living")),
         test="tests/protocol/test_line.py::test_a_later_attempt_does_not_wait_behind_an_earlier_one",
     ),
     "first-record-verified": Mutation(
         "R10: the token of a record that `set_capacity` or a set makes is unverified",
         _all(
-            _edited(NativeFormat.found, ('":state": GUESSED', '":state": CHECKED')),
-            _edited(NativeFormat.draw_exactly, ('":state": GUESSED', '":state": CHECKED')),
+            _edited(NativeFormat.create, ('":state": UNVERIFIED', '":state": VERIFIED')),
+            _edited(NativeFormat.take_exact_ticket, ('":state": UNVERIFIED', '":state": VERIFIED')),
         ),
         test="tests/protocol/test_proof.py"
         "::test_a_token_from_an_old_estimate_in_set_capacity_is_put_right_by_the_next_grant",
     ),
     "rare-signs-of-life": Mutation(
         "the queue: a process with waiters shows that it is alive more often than its sign of life lasts",
-        _patched(line, "_PROCESS_BEATS", 20.0),
+        _patched(presence, "_PRESENCE_INTERVAL", 20.0),
         seed=387,
     ),
     "first-beat-without-time": Mutation(
@@ -501,7 +519,7 @@ MUTATIONS = {
     ),
     "cut-off-answer-of-a-stream": Mutation(
         "R11: an answer of the stream that may be cut off does not tell all",
-        _patched(streams, "_may_be_cut_off", lambda records: False),
+        _patched(stream, "_may_be_cut_off", lambda records: False),
         test="tests/protocol/test_streams.py"
         "::test_after_an_answer_that_may_be_cut_off_it_has_not_heard_of_all_changes",
     ),
@@ -516,12 +534,12 @@ MUTATIONS = {
     ),
     "room-of-another-capacity": Mutation(
         "R1: free slots are taken of the capacity that was claimed",
-        _edited(NativeFormat.take_room, (" AND #capacity = :capacity", "")),
+        _edited(NativeFormat.acquire_slots, (" AND #capacity = :capacity", "")),
         test="tests/protocol/test_proof.py::test_a_late_claim_takes_no_slot_of_another_capacity",
     ),
     "room-taken-twice": Mutation(
         "R1: a lease that has slots takes no more",
-        _edited(NativeFormat.take_room, (" AND attribute_not_exists(#holders.#me)", "")),
+        _edited(NativeFormat.acquire_slots, (" AND attribute_not_exists(#holders.#me)", "")),
         test="tests/protocol/test_take.py::test_two_processes_that_make_the_same_attempt_take_its_slots_once",
     ),
     "reclaim-twice": Mutation(
@@ -540,72 +558,77 @@ MUTATIONS = {
     ),
     "again-under-the-same-token": Mutation(
         "R10: an acquire that finds its own lease takes a token of its own",
-        _edited(NativeFormat.take_again, ('", #token = #token + :one, ', '", ')),
+        _edited(NativeFormat.reacquire, ('", #token = #token + :one, ', '", ')),
         seed=8,
     ),
     "token-put-right-over-another": Mutation(
         "R10: a token is put right only if nobody was granted one since",
-        _edited(NativeFormat.put_right, ('" AND #token = :seen_token"', '""')),
+        _edited(NativeFormat.correct_grant, ('" AND #token = :seen_token"', '""')),
         test="tests/protocol/test_proof.py::test_a_token_is_not_put_right_over_one_that_was_granted_since",
     ),
     "enter-while-draining": Mutation(
         "R8: nobody enters a lease that is draining",
-        _edited(NativeFormat.enter, ("_NOT_ENDING,", '"",')),
+        _edited(NativeFormat.enter, ("_NOT_DRAINING,", '"",')),
         test="tests/protocol/test_keep.py::test_nobody_enters_an_ending_lease",
     ),
     "released-too-early": Mutation(
         "`min_hold`: a release before its time is refused",
-        _patched(native, "_HELD_LONG_ENOUGH", "attribute_exists(#holders.#me)"),
+        _patched(lease_writes, "_HELD_LONG_ENOUGH", "attribute_exists(#holders.#me)"),
         seed=200,
     ),
     "rests-for-nothing": Mutation(
         "`min_hold`: the lease lasts for the rest of the time",
-        _edited(NativeFormat.rest, (", #holders.#me.#lease_ms = :lease_ms", "")),
+        _edited(NativeFormat.cool_down, (", #holders.#me.#lease_ms = :lease_ms", "")),
         seed=247,
     ),
     "rests-with-processes-inside": Mutation(
         "R8: a lease cools down only if nobody is inside",
-        _edited(NativeFormat.rest, ('" AND size(#holders.#me.#inside) = :zero"', '""')),
+        _edited(NativeFormat.cool_down, ('" AND size(#holders.#me.#processes) = :zero"', '""')),
         test="tests/protocol/test_proof.py::test_a_lease_does_not_cool_down_with_a_process_inside",
     ),
     "head-not-lowered": Mutation(
         "the queue: a new place lowers the head",
         _edited(
-            NativeFormat.draw,
-            ("lower = seen.first is None or seen.first > front", "lower = seen.first is None"),
+            NativeFormat.take_ticket,
+            ("lower = seen.queue_head is None or seen.queue_head > front", "lower = seen.queue_head is None"),
         ),
         test="tests/protocol/test_conditions.py",
     ),
     "head-lowered-blindly": Mutation(
         "the queue: lowering the head never raises it",
-        _edited(NativeFormat.lower, (" AND (attribute_not_exists(#first) OR #first > :place)", "")),
+        _edited(
+            NativeFormat.lower_head, (" AND (attribute_not_exists(#queue_head) OR #queue_head > :place)", "")
+        ),
         test="tests/protocol/test_proof.py::test_to_lower_the_head_of_a_queue_never_raises_it",
     ),
     "head-unseen-by-grant": Mutation(
         "the queue: a grant is conditional on the head that was seen",
         _edited(
-            line._turn,
-            ('"(attribute_not_exists(#first) OR #first >= :seen_first)"', '"attribute_exists(#key)"'),
+            view.head_update,
+            (
+                '"(attribute_not_exists(#queue_head) OR #queue_head >= :seen_head)"',
+                '"attribute_exists(#key)"',
+            ),
         ),
         seed=821,
     ),
     "lease-made-shorter": Mutation(
         "R4: a renewal never makes a lease shorter",
         _edited(
-            NativeFormat.heartbeat_unless_ending,
+            NativeFormat.heartbeat_unless_draining,
             ('" AND #holders.#me.#lease_ms <= :lease_ms"', '""'),
         ),
         seed=88,
     ),
     "old-stamp-kept": Mutation(
         "R3: a heartbeat without server time removes the old stamp",
-        _edited(NativeFormat._sign_of_life, ('[] if stamped else ["#holders.#me.#renewed_at"]', "[]")),
+        _edited(NativeFormat._renewal, ('[] if stamped else ["#holders.#me.#renewed_at"]', "[]")),
         test="tests/protocol/test_keep.py"
         "::test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_the_one_before",
     ),
     "unheard-is-verified": Mutation(
         "R10: an undo does not vouch for a token",
-        _edited(NativeFormat.release, ("if heard and stamp", "if stamp")),
+        _edited(NativeFormat.release, ("if confirmed and stamp", "if stamp")),
         test="tests/protocol/test_clocks.py::test_an_undo_vouches_for_nothing",
     ),
     "first-stamp-may-be-old": Mutation(
@@ -618,12 +641,12 @@ MUTATIONS = {
     ),
     "lost-and-found": Mutation(
         "R4: a lease that is lost stays lost",
-        _edited(model.Term.remaining, ("0.0 if self._lost else ", "")),
+        _edited(Term.remaining, ("0.0 if self._lost else ", "")),
         test="tests/protocol/test_keep.py::test_a_lost_lease_stays_lost_and_keeps_its_first_reason",
     ),
     "earlier-attempt-wins": Mutation(
         "R8: only a later attempt ends the lease of another",
-        _edited(model.Claim.supersedes, ("holder.lease_id < self.lease_id", "True")),
+        _edited(Claim.supersedes, ("holder.lease_id < self.lease_id", "True")),
         test="tests/protocol/test_take.py::test_an_earlier_attempt_that_comes_late_leaves_the_later_alone",
     ),
     "wakes-late": Mutation(
@@ -633,7 +656,7 @@ MUTATIONS = {
     ),
     "leave-forgets-to-release": Mutation(
         "R8: the last process to leave a draining lease releases it",
-        _edited(Operations.leave, ("if holder.ending and not holder.inside:", "if False:")),
+        _edited(Operations.leave, ("if holder.draining and not holder.processes:", "if False:")),
         test="tests/protocol/test_give_back.py::test_the_last_one_to_leave_an_abandoned_lease_releases_it",
     ),
     # -- what was mended after the checks of the simulation had been made stricter ------------------------------------
@@ -645,7 +668,7 @@ MUTATIONS = {
     ),
     "dead-cleared-unseen": Mutation(
         "R3: a write that only removes dead holders is conditional on their versions",
-        _edited(NativeFormat.clear, ('" AND ".join(_unchanged(dead))', '"attribute_exists(#key)"')),
+        _edited(NativeFormat.remove_dead, ('" AND ".join(_unchanged(dead))', '"attribute_exists(#key)"')),
         test="tests/protocol/test_edges.py::test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock",
     ),
     "held-by-host-clock": Mutation(
@@ -655,7 +678,7 @@ MUTATIONS = {
     ),
     "head-passes-the-late": Mutation(
         "the queue: a grant does not move the head past a waiter that has just come",
-        _edited(line._turn, ("in_class(head) > in_class(record.first)", "False")),
+        _edited(view.head_update, ("in_class(head) > in_class(record.queue_head)", "False")),
         seed=2074,
         test="tests/protocol/test_edges.py"
         "::test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come",
@@ -697,7 +720,7 @@ MUTATIONS = {
     ),
     "tender-does-not-come-back": Mutation(
         "the queue: a thread looks after the places of a process that queues again",
-        _edited(_Tender._tend, ("self._thread = None", "pass")),
+        _edited(_QueueMaintainer._maintain, ("self._thread = None", "pass")),
         test="tests/client/test_waiting.py::test_a_process_that_queues_again_shows_again_that_it_lives",
     ),
     "interrupted-acquire-stays": Mutation(
@@ -707,7 +730,7 @@ MUTATIONS = {
     ),
     "nothing-left-for-others": Mutation(
         "the queue: a grant beside living waiters leaves slots for them",
-        _edited(NativeFormat.take_room, ("claim.slots + leave", "claim.slots")),
+        _edited(NativeFormat.acquire_slots, ("claim.slots + leave", "claim.slots")),
         test="tests/protocol/test_proof.py::test_a_claim_leaves_slots_for_those_before_it_in_the_queue",
     ),
 }

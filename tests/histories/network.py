@@ -15,7 +15,7 @@ from typing import Any
 
 from botocore import exceptions as aws
 
-from airflow_dynamo_lock.protocol.native import LOCK_ENTRY
+from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY
 from tests.histories.dynamodb import Cancelled, Moment, Place, Refused, Table, Throttled, Written, place
 from tests.histories.expressions import InvalidExpression, Item
 from tests.histories.world import BEGIN, Process, World
@@ -379,9 +379,9 @@ def _what(action: str, params: Mapping[str, Any]) -> str:
         ("#dead0", "reclaim"),
         ("#token = :token", "put right"),
         ("#token = #token", "take again"),
-        ("#ending = ", "abandon"),
+        ("#draining = ", "abandon"),
         ("#process = ", "enter"),
-        ("REMOVE #holders.#me.#inside.#process", "leave"),
+        ("REMOVE #holders.#me.#processes.#process", "leave"),
         ("#available = ", "release"),
         ("", "heartbeat"),
     ):
@@ -397,10 +397,10 @@ def _short(item: Item | None) -> str:
     if item["entry"]["S"] != LOCK_ENTRY:
         return str(item)
     holders = ", ".join(
-        f"{name}{'!' if 'ending' in each['M'] else ''}"
+        f"{name}{'!' if 'draining' in each['M'] else ''}"
         f"[{each['M']['slots']['N']}, {int(each['M']['lease_ms']['N']) / 1000:g} s, "
         f"{(int(each['M']['renewed_at']['N']) / 1000 - BEGIN) if 'renewed_at' in each['M'] else float('nan'):.1f}, "
-        f"{each['M']['version']['S']}{''.join(' +' + who for who in each['M']['inside']['M'])}]"
+        f"{each['M']['version']['S']}{''.join(' +' + who for who in each['M']['processes']['M'])}]"
         for name, each in item["holders"]["M"].items()
     )
     return f"{item['available']['N']}/{item['capacity']['N']} free, token {item['token']['N']}, {holders or 'idle'}"

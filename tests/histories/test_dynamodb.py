@@ -12,9 +12,10 @@ from botocore import xform_name
 from botocore.exceptions import ClientError
 
 from airflow_dynamo_lock import LockClient
-from airflow_dynamo_lock.protocol.effects import Request, Stamp
-from airflow_dynamo_lock.protocol.model import Claim, Holder, LockRecord
-from airflow_dynamo_lock.protocol.native import NativeFormat
+from airflow_dynamo_lock.core.effects import Request, Stamp
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord
+from airflow_dynamo_lock.core.table.native import NativeFormat
 from tests.engines import DynamoDBLocal
 from tests.histories.sdk import SimulatedClient
 
@@ -59,23 +60,23 @@ class Writer:
         )
         known = record or LockRecord("k", 3, 3, {}, 0)
         writes: list[Callable[[], Request]] = [
-            lambda: form.take_idle(claim, self.stamp(), chance.choice([None, known])),
-            lambda: form.take_room(claim, self.stamp(), known),
-            lambda: form.take_again(claim, who, self.stamp()),
+            lambda: form.acquire_idle(claim, self.stamp(), chance.choice([None, known])),
+            lambda: form.acquire_slots(claim, self.stamp(), known),
+            lambda: form.reacquire(claim, who, self.stamp()),
             lambda: form.heartbeat("k", who.lease_id, 30_000, self.stamp(), seen),
-            lambda: form.heartbeat_unless_ending("k", who.lease_id, 30_000, self.stamp(), seen),
+            lambda: form.heartbeat_unless_draining("k", who.lease_id, 30_000, self.stamp(), seen),
             lambda: form.enter("k", who.lease_id, f"p{chance.randrange(3)}", 30_000, self.stamp(), seen),
             lambda: form.leave("k", who.lease_id, f"p{chance.randrange(3)}", 30_000, self.stamp()),
-            lambda: form.release("k", who.lease_id, who.slots, self.stamp(), heard=chance.random() < 0.5),
+            lambda: form.release("k", who.lease_id, who.slots, self.stamp(), confirmed=chance.random() < 0.5),
             lambda: form.break_("k", who, self.stamp()),
-            lambda: form.abandon("k", who.lease_id, 15_000, self.stamp(), seen),
+            lambda: form.drain("k", who.lease_id, 15_000, self.stamp(), seen),
         ]
         if holders:
             dead = chance.sample(holders, chance.randint(1, len(holders)))
             if claim.lease_id not in [each.lease_id for each in dead]:
                 writes += [lambda: form.reclaim(claim, known, dead, self.stamp())] * 2
             if claim.lease_id in known.holders:
-                writes.append(lambda: form.put_right(claim, known, known.token + 5, self.stamp()))
+                writes.append(lambda: form.correct_grant(claim, known, known.token + 5, self.stamp()))
         return chance.choice(writes)()
 
     def stamp(self) -> Stamp:

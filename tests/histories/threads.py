@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from airflow_dynamo_lock.client import core, sync
-from airflow_dynamo_lock.client.sync import LockClient
+from airflow_dynamo_lock.client import session, sync_client
+from airflow_dynamo_lock.client.sync_client import LockClient
 from tests.histories.network import Network, Sdk
 from tests.histories.world import Handle, Process, World
 
@@ -51,7 +51,7 @@ class Thread(greenlet):
         starter = getcurrent()
         for_one_request = name.removeprefix("dynamo-lock ")[0].isupper()
         self.sender: Thread = starter.sender if for_one_request and isinstance(starter, Thread) else self
-        self._turn: Turn | None = None
+        self._turn: HeadUpdate | None = None
         self._interrupted = False
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class Thread(greenlet):
         if self._turn is not None:
             self._turn.come()
 
-    def wait(self, turn: Turn, timeout: float | None = None) -> None:
+    def wait(self, turn: HeadUpdate, timeout: float | None = None) -> None:
         """Let other threads run until that turn comes, or until so many seconds have passed."""
         self._check()
         if timeout is not None:
@@ -78,7 +78,7 @@ class Thread(greenlet):
         """Perhaps let other threads of the process come first."""
         if self.process.alive and world.random.random() < _HELD_UP:
             begun = world.now
-            self.wait(Turn(self), world.random.random() * _HELD_UP_FOR)
+            self.wait(HeadUpdate(self), world.random.random() * _HELD_UP_FOR)
             self.process.stops.append((begun, world.now))
 
     def go_on(self, *arguments: Any) -> None:
@@ -94,7 +94,7 @@ class Thread(greenlet):
             raise KeyboardInterrupt
 
 
-class Turn:
+class HeadUpdate:
     """What a thread waits for. It comes once."""
 
     def __init__(self, thread: Thread) -> None:
@@ -114,12 +114,12 @@ class _Waited:
     """What threads can wait for."""
 
     def __init__(self) -> None:
-        self._turns: deque[Turn] = deque()
+        self._turns: deque[HeadUpdate] = deque()
 
     def _wait(self, timeout: float | None = None) -> None:
         thread = getcurrent()
         assert isinstance(thread, Thread), "only a thread can wait"
-        turn = Turn(thread)
+        turn = HeadUpdate(thread)
         self._turns.append(turn)
         thread.wait(turn, timeout)
 
@@ -193,7 +193,7 @@ class SimpleQueue(_Waited):
 def _sleep(seconds: float) -> None:
     thread = getcurrent()
     assert isinstance(thread, Thread)
-    thread.wait(Turn(thread), seconds)
+    thread.wait(HeadUpdate(thread), seconds)
 
 
 @contextmanager
@@ -202,10 +202,10 @@ def simulated(world: World) -> Iterator[None]:
     threading = SimpleNamespace(Thread=Thread, Event=Event, Lock=Lock)
     world.on_clock = _hold_up
     with (
-        patch.object(sync, "threading", threading),
-        patch.object(core, "threading", threading),
-        patch.object(sync, "SimpleQueue", SimpleQueue),
-        patch.object(sync, "time", SimpleNamespace(sleep=_sleep)),
+        patch.object(sync_client, "threading", threading),
+        patch.object(session, "threading", threading),
+        patch.object(sync_client, "SimpleQueue", SimpleQueue),
+        patch.object(sync_client, "time", SimpleNamespace(sleep=_sleep)),
     ):
         yield
 
@@ -227,7 +227,7 @@ class _Boto3:
             thread = getcurrent()
             assert isinstance(thread, Thread)
             sdk = Sdk(self._network, self._process, sender=thread.sender)
-            turn = Turn(thread)
+            turn = HeadUpdate(thread)
             task = self._process.create_task(getattr(sdk, method)(**params))
 
             def answered(_: object) -> None:

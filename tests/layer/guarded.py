@@ -20,7 +20,7 @@ from functools import partial
 import boto3
 
 from airflow_dynamo_lock import Lease, LockClient, sdk_config
-from airflow_dynamo_lock.guard import Guard
+from airflow_dynamo_lock.airflow.guard import Guard
 
 
 @contextmanager

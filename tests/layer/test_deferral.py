@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time import task_runner
 
-from airflow_dynamo_lock import deferral
+from airflow_dynamo_lock.airflow import task_states
 
 
 class Airflow:
@@ -46,17 +46,17 @@ def task_instance(run_id: str) -> Any:
 async def test_two_hundred_triggers_that_start_together_ask_together(airflow: Airflow) -> None:
     airflow.states = {f"run {number}": "deferred" for number in range(200)}
     async with asyncio.timeout(30):
-        await asyncio.gather(*(deferral.until_deferred(task_instance(run)) for run in airflow.states))
+        await asyncio.gather(*(task_states.until_deferred(task_instance(run)) for run in airflow.states))
     assert [airflow.asked.get_nowait() for _ in range(airflow.asked.qsize())] == [100, 100]
 
 
 async def test_each_is_told_of_its_own_task_and_may_go(
     airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deferral, "EVERY", 0.01)
+    monkeypatch.setattr(task_states, "EVERY", 0.01)
     airflow.states = {"deferred": "deferred", "cleared": "scheduled", "cancelled": "scheduled"}
     starting = {
-        run: asyncio.ensure_future(deferral.until_deferred(task_instance(run))) for run in airflow.states
+        run: asyncio.ensure_future(task_states.until_deferred(task_instance(run))) for run in airflow.states
     }
     async with asyncio.timeout(30):
         await starting["deferred"]

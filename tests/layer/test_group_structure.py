@@ -18,8 +18,8 @@ from airflow_dynamo_lock import (
     LockValueError,
     leases,
 )
-from airflow_dynamo_lock.compat import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
-from airflow_dynamo_lock.guard import EnterLock
+from airflow_dynamo_lock.airflow.guard import EnterLock
+from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
 
 
 def step(task_id: str, **arguments: Any) -> BashOperator:

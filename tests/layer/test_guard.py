@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from airflow_dynamo_lock import LockClient, LockLostError, LockNotHeldError, guard, leases
-from airflow_dynamo_lock.guard import Guard, show_leases
-from airflow_dynamo_lock.protocol.model import Abandoned, Lease, Lost
+from airflow_dynamo_lock import LockClient, LockLostError, LockNotHeldError
+from airflow_dynamo_lock.airflow import guard, lock_options
+from airflow_dynamo_lock.airflow.guard import Guard, show_leases
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from tests.client.proxy import Proxy
 from tests.layer.guarded import guarded
 
@@ -47,7 +49,7 @@ def lease(locks: LockClient, key: str) -> Lease:
     lease = locks.try_acquire(key, lease=30, release_grace=GRACE)
     assert lease
     # As a task gets it: from an XCom.
-    return leases.from_result(lease.as_dict(), "acquire").leases[0]
+    return lock_options.from_result(lease.as_dict(), "acquire").leases[0]
 
 
 @pytest.fixture
@@ -71,11 +73,11 @@ def holder(locks: LockClient, lease: Lease) -> object:
 def test_a_process_is_noted_while_it_is_inside(locks: LockClient, lease: Lease, inside: Guard) -> None:
     record = locks.get(lease.key)
     assert record
-    assert list(record.holders[lease.lease_id].inside) == [inside._process]
+    assert list(record.holders[lease.lease_id].processes) == [inside._process]
     inside.leave()
     record = locks.get(lease.key)
     assert record
-    assert not record.holders[lease.lease_id].inside
+    assert not record.holders[lease.lease_id].processes
     assert locks.release(lease)
 
 
@@ -86,7 +88,7 @@ def test_it_counts_on_the_grace_only(inside: Guard) -> None:
 def test_a_lease_given_back_meanwhile_is_free_when_the_process_leaves(
     locks: LockClient, lease: Lease, inside: Guard
 ) -> None:
-    assert isinstance(locks.give_back(lease), Abandoned)
+    assert isinstance(locks.give_back(lease), Draining)
     assert locks.try_acquire(lease.key) is None
     inside.leave()
     assert locks.try_acquire(lease.key)
@@ -215,7 +217,7 @@ def test_a_task_that_is_cut_off_has_ended_when_another_takes_the_lock(locks: Loc
         guarded(proxy.endpoint_url, lease, "swallows everything") as process,
         proxy.breaking(),
     ):
-        assert isinstance(locks.give_back(lease), Abandoned)
+        assert isinstance(locks.give_back(lease), Draining)
         locks.acquire(key, timeout=WITHIN, poll_interval=0.1)
         assert process.poll() == 1
 
@@ -242,8 +244,8 @@ def test_a_fork_of_a_guarded_process_neither_leaves_nor_gives_back_for_its_paren
     in_a_fork(getattr(inside, does))
     record = locks.get(lease.key)
     assert record
-    assert list(record.holders[lease.lease_id].inside) == [inside._process]
-    assert not record.holders[lease.lease_id].ending
+    assert list(record.holders[lease.lease_id].processes) == [inside._process]
+    assert not record.holders[lease.lease_id].draining
 
 
 def test_the_context_has_the_innermost_lease_and_all_by_key(lease: Lease) -> None:
@@ -257,4 +259,4 @@ def test_the_context_has_the_innermost_lease_and_all_by_key(lease: Lease) -> Non
 @pytest.mark.parametrize("result", [None, []])
 def test_without_an_acquired_lease_nothing_may_work(result: object) -> None:
     with pytest.raises(LockNotHeldError, match=r"'lock\.acquire' has acquired no lease in this run"):
-        leases.from_result(result, "lock.acquire")
+        lock_options.from_result(result, "lock.acquire")

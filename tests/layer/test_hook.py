@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock import DynamoLockHook, LockClient, LockValueError, hooks
-from airflow_dynamo_lock.hooks import LockSettings
-from airflow_dynamo_lock.links import record_url
-from airflow_dynamo_lock.protocol.formats import FORMATS
+from airflow_dynamo_lock import DynamoLockHook, LockClient, LockValueError
+from airflow_dynamo_lock.airflow import hooks
+from airflow_dynamo_lock.airflow.hooks import LockSettings
+from airflow_dynamo_lock.airflow.links import record_url
+from airflow_dynamo_lock.core.foreign.registry import FORMATS
 from tests.client.clients import REGION
 from tests.engines import MotoServer
 from tests.formats.conftest import make_place
@@ -169,7 +170,7 @@ async def test_a_trigger_is_told_by_the_stream(monkeypatch: pytest.MonkeyPatch, 
     connect(monkeypatch, table="streamed", endpoint_url=url, region_name="eu-central-1", streams=True)
     async with DynamoLockHook().async_client() as (client, _):
         waiting = asyncio.create_task(client.acquire("k", poll_interval=600))
-        while client._core.watch._heard_at == -math.inf:  # noqa: ASYNC110 - nothing else tells
+        while client._core.poller._confirmed_until == -math.inf:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.01)
         await asyncio.to_thread(streamed.release, held)
         assert await asyncio.wait_for(waiting, PATIENCE)

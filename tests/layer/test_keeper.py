@@ -12,9 +12,10 @@ from airflow.sdk import DAG
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.execution_time import task_runner
 
-from airflow_dynamo_lock import DynamoLock, Lease, LockClient, LockTableError, deferral, triggers
-from airflow_dynamo_lock.protocol.model import LeaseSet
-from airflow_dynamo_lock.triggers import DynamoLockHeartbeatTrigger
+from airflow_dynamo_lock import DynamoLock, Lease, LockClient, LockTableError
+from airflow_dynamo_lock.airflow import task_states, triggers
+from airflow_dynamo_lock.airflow.triggers import DynamoLockHeartbeatTrigger
+from airflow_dynamo_lock.core.model.lease import LeaseSet
 from tests.patience import PATIENCE
 
 
@@ -33,7 +34,7 @@ class Airflow:
 
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch, connection: None) -> Airflow:
-    monkeypatch.setattr(deferral, "EVERY", 0.1)
+    monkeypatch.setattr(task_states, "EVERY", 0.1)
     monkeypatch.setattr(triggers, "_NOTICED", 0.1)
     answers = Airflow()
     monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", answers, raising=False)

@@ -17,8 +17,8 @@ from airflow_dynamo_lock import (
     LockClient,
     LockUnavailableError,
 )
-from airflow_dynamo_lock.compat import TaskDeferred
-from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger
+from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger
+from airflow_dynamo_lock.airflow.versions import TaskDeferred
 
 pytestmark = pytest.mark.usefixtures("connection")
 
@@ -50,7 +50,7 @@ def test_it_works_under_the_lease_that_the_trigger_took_and_releases_it(locks: L
         dynamo_lock.check()
         record = locks.get("taken")
         assert record
-        assert record.holders[lease.lease_id].inside
+        assert record.holders[lease.lease_id].processes
         return int(dynamo_lock.token)
 
     assert operator("taken", work).execute_locked(context(), lease.as_dict()) == lease.token
@@ -81,7 +81,7 @@ def test_a_fork_of_the_callable_does_not_release_the_lock(locks: LockClient) -> 
         assert os.wait()[1] == 0
         record = locks.get("forking")
         assert record
-        return bool(record.holders[lease.lease_id].inside)
+        return bool(record.holders[lease.lease_id].processes)
 
     test = os.getpid()
     try:

@@ -29,17 +29,17 @@ from airflow_dynamo_lock import (
     LockValueError,
     leases,
 )
+from airflow_dynamo_lock.airflow.decorators import dynamo_lock_task
+from airflow_dynamo_lock.airflow.hooks import LockSettings
+from airflow_dynamo_lock.airflow.operators import _Acquires
+from airflow_dynamo_lock.airflow.provider_info import FIELDS
+from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger
 from airflow_dynamo_lock.cli.main import carried_out
 from airflow_dynamo_lock.cli.options import Settings
-from airflow_dynamo_lock.client import aio, core, sync
-from airflow_dynamo_lock.client.core import AcquireOptions, ClaimOptions, ClientCore, HoldOptions
-from airflow_dynamo_lock.decorators import dynamo_lock_task
-from airflow_dynamo_lock.hooks import LockSettings
-from airflow_dynamo_lock.operators import _Acquires
-from airflow_dynamo_lock.protocol.formats import FORMATS, NATIVE
-from airflow_dynamo_lock.protocol.operations import Operations
-from airflow_dynamo_lock.provider_info import FIELDS
-from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger
+from airflow_dynamo_lock.client import async_client, session, sync_client
+from airflow_dynamo_lock.client.session import AcquireOptions, ClaimOptions, ClientCore, HoldOptions
+from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE
+from airflow_dynamo_lock.core.lock.admin import Operations
 from tests.test_documentation import code, table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -65,7 +65,7 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
     "timeout": {"timeout": 11.0},
     "poll_interval": {"poll_interval": 3.0},
     "on_busy": {"on_busy": print},
-    "on_place": {"on_place": print},
+    "on_position": {"on_position": print},
 }
 
 # -- deliberate exceptions, each with its reason ----------------------------------------------------------------------
@@ -84,7 +84,7 @@ NOT_IN_DAGS = {
     "about": "the task instance's attributes",
     "attempt_of": "the task of the run",
     "on_busy": "goes to the task's log",
-    "on_place": "goes to the task's log",
+    "on_position": "goes to the task's log",
 }
 #: Parameters of the group, and of the operators, that are no options of an acquire.
 ONLY_IN_DAGS = {"key", "on_timeout", "dynamo_lock_conn_id"}
@@ -108,7 +108,7 @@ NOT_IN_SENSOR = {
         ),
         "describes a lease",
     ),
-    **dict.fromkeys(("fair", "priority", "on_place"), "describes a position in the queue"),
+    **dict.fromkeys(("fair", "priority", "on_position"), "describes a position in the queue"),
     "only_existing": "a lock without a record is free",
     "on_busy": "each look logs the holders",
 }
@@ -203,7 +203,7 @@ async def test_both_clients_pass_it_on(name: str, kind: Any, monkeypatch: pytest
         yield
 
     monkeypatch.setattr(Operations, "acquire_all", acquire_all)
-    monkeypatch.setattr(core, "monotonic", lambda: 0.0)  # or a moment of the timeout has passed
+    monkeypatch.setattr(session, "monotonic", lambda: 0.0)  # or a moment of the timeout has passed
 
     async def acquire() -> None:
         found = kind(None, table="locks").acquire("k", **VALUES[name])
@@ -355,8 +355,8 @@ async def test_what_a_sensor_wants_reaches_the_client(name: str, monkeypatch: py
     async def async_client(_: Any) -> AsyncIterator[tuple[Any, LockSettings]]:
         yield Client(), LockSettings()
 
-    monkeypatch.setattr("airflow_dynamo_lock.hooks.DynamoLockHook.async_client", async_client)
-    monkeypatch.setattr("airflow_dynamo_lock.hooks.DynamoLockHook.get_conn", lambda _: Client())
+    monkeypatch.setattr("airflow_dynamo_lock.airflow.hooks.DynamoLockHook.async_client", async_client)
+    monkeypatch.setattr("airflow_dynamo_lock.airflow.hooks.DynamoLockHook.get_conn", lambda _: Client())
     with pytest.raises(Asked) as waits:
         await again(DynamoLockSensorTrigger(**sensor._trigger_arguments())).work()
     assert (
@@ -385,7 +385,7 @@ ARGUMENTS = {
     "fair": ["--unfair"],
     "priority": ["--priority", "5"],
     "timeout": ["--wait-time", "11"],
-    "on_place": [],
+    "on_position": [],
 }
 
 
@@ -410,13 +410,13 @@ def test_what_a_command_says_reaches_the_client(
     assert carried_out([command, "k", *ARGUMENTS[name], *after]) == 1
     (options,) = asked
     assert options.keys() == COMMANDS[command]
-    assert name == "on_place" or VALUES[name].items() <= options.items()
+    assert name == "on_position" or VALUES[name].items() <= options.items()
 
 
 # -- the clients and the connection
 
 
-@pytest.mark.parametrize("kind", [sync.LockClient, aio.AsyncLockClient])
+@pytest.mark.parametrize("kind", [sync_client.LockClient, async_client.AsyncLockClient])
 def test_a_client_gives_its_core_all_that_it_is_given(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parameters(kind) == {"client"} | parameters(ClientCore)
     assert described(LockClient) == parameters(LockClient)
@@ -427,12 +427,12 @@ def test_a_client_gives_its_core_all_that_it_is_given(kind: Any, monkeypatch: py
         bound.append(signature.bind(*arguments, **named).arguments)
         return a_core()
 
-    for module in (sync, aio):
+    for module in (sync_client, async_client):
         monkeypatch.setattr(module, "ClientCore", given)
     values = {name: f"the {name}" for name in parameters(ClientCore)}
     kind(None, **values)
     assert bound == [{**values, "streams": True}]
-    assert core.ClientCore is ClientCore
+    assert session.ClientCore is ClientCore
 
 
 def test_a_connection_has_a_field_for_each_setting() -> None:

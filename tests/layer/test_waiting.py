@@ -22,11 +22,14 @@ from airflow_dynamo_lock import (
     DynamoLockSensor,
     Lease,
     LockClient,
-    deferral,
-    leases,
 )
-from airflow_dynamo_lock.leases import Wanted
-from airflow_dynamo_lock.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger, LockTrigger
+from airflow_dynamo_lock.airflow import lock_options, task_states
+from airflow_dynamo_lock.airflow.lock_options import Wanted
+from airflow_dynamo_lock.airflow.triggers import (
+    DynamoLockAcquireTrigger,
+    DynamoLockSensorTrigger,
+    LockTrigger,
+)
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("connection")
@@ -135,7 +138,7 @@ def test_what_templates_render_to_is_understood() -> None:
         "priority": "-5",
         "min_hold": "1.5",
     }
-    wanted = Wanted.of(SimpleNamespace(**{**leases.PARAMETERS, **rendered}))
+    wanted = Wanted.of(SimpleNamespace(**{**lock_options.PARAMETERS, **rendered}))
 
     assert (wanted.slots, wanted.capacity, wanted.priority, wanted.min_hold) == (2, 3, -5, 1.5)
     assert wanted.fair is False
@@ -153,7 +156,9 @@ def test_a_trigger_that_an_earlier_version_has_stored_waits_as_it_did() -> None:
 
     trigger = DynamoLockAcquireTrigger(**stored, release_grace=15.0, dynamo_lock_conn_id="c", deadline=None)
 
-    assert Wanted.of(trigger) == Wanted.of(SimpleNamespace(**{**leases.PARAMETERS, "key": "k", "timeout": 5}))
+    assert Wanted.of(trigger) == Wanted.of(
+        SimpleNamespace(**{**lock_options.PARAMETERS, "key": "k", "timeout": 5})
+    )
     _, arguments = trigger.serialize()
     assert DynamoLockAcquireTrigger(**arguments).serialize()[1] == arguments
 
@@ -252,7 +257,7 @@ async def test_who_is_marked_while_it_waits_is_out_of_the_line(
 ) -> None:
     async def at_once(_: Any) -> None: ...
 
-    monkeypatch.setattr(deferral, "until_deferred", at_once)
+    monkeypatch.setattr(task_states, "until_deferred", at_once)
     blocker = await asyncio.to_thread(locks.try_acquire, key)
     assert blocker
     trigger = in_the_triggerer(key, "first")

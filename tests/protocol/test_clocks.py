@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Reply, Request, ServerClock, Stamp
-from airflow_dynamo_lock.protocol.errors import LockUnavailableError
-from airflow_dynamo_lock.protocol.model import Busy, Granted, Lost
-from airflow_dynamo_lock.protocol.native import RETENTION_MS
+from airflow_dynamo_lock.core.effects import Reply, Request, ServerClock, Stamp
+from airflow_dynamo_lock.core.model.errors import LockUnavailableError
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost
+from airflow_dynamo_lock.core.table.expressions import RETENTION_MS
 from tests.simulation import BEGIN_MS, HOURS, KEY, LOST, LOST_THEN_RETRIED, Host, World
 
 DAYS = 24 * HOURS
@@ -256,22 +256,22 @@ def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -
 
 
 def test_a_token_that_somebody_has_heard_is_not_lowered_by_a_server_that_is_behind(world: World) -> None:
-    heard = Host(world, "a").take(capacity=2)
+    confirmed = Host(world, "a").take(capacity=2)
     assert world.record().unproven
     world.server_off = lambda: -9.0
 
     granted = Host(world, "b").take(capacity=2)
 
-    assert granted.token == heard.token + 1
+    assert granted.token == confirmed.token + 1
 
 
 def test_a_token_that_was_heard_long_ago_is_raised(world: World) -> None:
-    heard = Host(world, "a").take(capacity=3)
+    confirmed = Host(world, "a").take(capacity=3)
     world.now += HOURS
 
     granted = Host(world, "b").take(capacity=3)
 
-    assert granted.token > heard.token + 3_000_000
+    assert granted.token > confirmed.token + 3_000_000
     assert not world.record().unproven
     assert Host(world, "c").take(capacity=3).token == granted.token + 1, "now it is beyond doubt"
 
@@ -336,7 +336,7 @@ def test_a_token_from_an_old_estimate_is_put_right_by_the_next_grant(world: Worl
     by a simulated history.)"""
     host = Host(world, "a")
     host.run(host.operations.get(KEY))
-    take = host.operations.format.take_idle(host.claim("dead"), host.stamp())
+    take = host.operations.format.acquire_idle(host.claim("dead"), host.stamp())
     world.now += 200 * HOURS
     host.send(take)
     assert world.record().unproven
@@ -363,11 +363,11 @@ def test_who_does_not_know_the_servers_time_leaves_the_expiry_as_it_is(world: Wo
     writes = host.operations.format
     for request in (
         writes.heartbeat(KEY, "a", 30_000, stamp()),
-        writes.heartbeat_unless_ending(KEY, "a", 30_000, stamp()),
+        writes.heartbeat_unless_draining(KEY, "a", 30_000, stamp()),
         writes.enter(KEY, "a", "pid-1", 15_000, stamp()),
-        writes.abandon(KEY, "a", 15_000, stamp()),
+        writes.drain(KEY, "a", 15_000, stamp()),
         writes.leave(KEY, "a", "pid-1", 15_000, stamp()),
-        writes.release(KEY, "a", 1, stamp(), heard=True),
+        writes.release(KEY, "a", 1, stamp(), confirmed=True),
     ):
         assert not host.send(request).refused
         assert world.record().expires_at == right

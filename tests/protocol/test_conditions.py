@@ -12,11 +12,12 @@ import pytest
 from botocore import xform_name
 from botocore.exceptions import ClientError
 
-from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.effects import Request, Stamp
-from airflow_dynamo_lock.protocol.model import Change, Claim, LockRecord
-from airflow_dynamo_lock.protocol.native import NativeFormat
-from airflow_dynamo_lock.protocol.places import front_of, mark_at, place_of
+from airflow_dynamo_lock.core.effects import Request, Stamp
+from airflow_dynamo_lock.core.model.claim import Change, Claim
+from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.table.codec import encode
+from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.table.position import front_of, mark_at, place_of
 from tests.simulation import KEY, TABLE
 
 NOW = 1_800_000_000_000
@@ -36,7 +37,7 @@ HOLDER = {
     "version": "v1",
     "acquired_at": NOW - 9000,
     "renewed_at": NOW - 5000,
-    "inside": {},
+    "processes": {},
 }
 #: A semaphore of three slots, of which two are held; and the same while nobody holds it.
 HELD: dict[str, Any] = {
@@ -46,12 +47,12 @@ HELD: dict[str, Any] = {
     "available": 1,
     "capacity": 3,
     "token": NOW - 60_000,
-    "seed": "checked",
+    "token_base": "verified",
     "expires_at": NOW // 1000 + 1000,
-    "tickets": DRAWN,
-    "first": mark_at(PLACE),
+    "last_ticket": DRAWN,
+    "queue_head": mark_at(PLACE),
 }
-IDLE = {**HELD, "holders": {}, "available": 3, "first": GONE}
+IDLE = {**HELD, "holders": {}, "available": 3, "queue_head": GONE}
 
 Write = Callable[[LockRecord], Request]
 
@@ -68,12 +69,12 @@ def but(item: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return changed
 
 
-def take_idle(seen: LockRecord) -> Request:
-    return FORMAT.take_idle(CLAIM, STAMP, seen)
+def acquire_idle(seen: LockRecord) -> Request:
+    return FORMAT.acquire_idle(CLAIM, STAMP, seen)
 
 
-def take_room(seen: LockRecord) -> Request:
-    return FORMAT.take_room(CLAIM, STAMP, seen)
+def acquire_slots(seen: LockRecord) -> Request:
+    return FORMAT.acquire_slots(CLAIM, STAMP, seen)
 
 
 def reclaim_one(seen: LockRecord) -> Request:
@@ -85,17 +86,17 @@ def reclaim_all(seen: LockRecord) -> Request:
     return FORMAT.reclaim(CLAIM, seen, list(seen.holders.values()), STAMP)
 
 
-def take_again(seen: LockRecord) -> Request:
+def reacquire(seen: LockRecord) -> Request:
     mine = Claim(KEY, "me", "me", 30_000, 15_000, capacity=3)
-    return FORMAT.take_again(mine, seen.holders["me"], STAMP)
+    return FORMAT.reacquire(mine, seen.holders["me"], STAMP)
 
 
 def renew_for_longer(_: LockRecord) -> Request:
-    return FORMAT.heartbeat_unless_ending(KEY, "me", 60_000, STAMP, change=Change(lease_ms=60_000))
+    return FORMAT.heartbeat_unless_draining(KEY, "me", 60_000, STAMP, change=Change(lease_ms=60_000))
 
 
 def release(_: LockRecord) -> Request:
-    return FORMAT.release(KEY, "me", 1, STAMP, heard=True)
+    return FORMAT.release(KEY, "me", 1, STAMP, confirmed=True)
 
 
 def forget(seen: LockRecord) -> Request:
@@ -111,83 +112,83 @@ def unset_capacity(seen: LockRecord) -> Request:
 
 
 def draw(seen: LockRecord) -> Request:
-    return FORMAT.draw(KEY, 0, seen, STAMP)
+    return FORMAT.take_ticket(KEY, 0, seen, STAMP)
 
 
-def draw_exactly(seen: LockRecord) -> Request:
-    return FORMAT.draw_exactly(CLAIM, seen, STAMP)
+def take_exact_ticket(seen: LockRecord) -> Request:
+    return FORMAT.take_exact_ticket(CLAIM, seen, STAMP)
 
 
 def lower(_: LockRecord) -> Request:
-    return FORMAT.lower(KEY, mark_at(place_of(0, DRAWN - 50, "")))
+    return FORMAT.lower_head(KEY, mark_at(place_of(0, DRAWN - 50, "")))
 
 
-def unmark(_: LockRecord) -> Request:
-    return FORMAT.unmark(KEY, place_of(0, DRAWN, "me"))
+def clear_head(_: LockRecord) -> Request:
+    return FORMAT.clear_head(KEY, place_of(0, DRAWN, "me"))
 
 
-def move_mark(_: LockRecord) -> Request:
-    return FORMAT.move_mark(KEY, PLACE)
+def advance_head(_: LockRecord) -> Request:
+    return FORMAT.advance_head(KEY, PLACE)
 
 
-NO_FIRST = but(HELD, first=GONE)
-ONE_LEFT = but(HELD, first=front_of(0, DRAWN))
+NO_FIRST = but(HELD, queue_head=GONE)
+ONE_LEFT = but(HELD, queue_head=front_of(0, DRAWN))
 RACES: list[tuple[Write, dict[str, Any], dict[str, Any]]] = [
-    *((take_idle, IDLE, but(IDLE, **{name: value})) for name, value in [
+    *((acquire_idle, IDLE, but(IDLE, **{name: value})) for name, value in [
         ("available", 2), ("holders", HELD["holders"]), ("capacity", "3"), ("token", "7"), ("data", "x"),
-        ("tickets", "7"), ("first", 7), ("seed", GONE), ("fixed", True), ("first", mark_at(PLACE)),
-        ("vacated_at", NOW + 5000),
+        ("last_ticket", "7"), ("queue_head", 7), ("token_base", GONE), ("capacity_pinned", True),
+        ("queue_head", mark_at(PLACE)), ("last_freed_at", NOW + 5000),
     ]),
-    (take_idle, but(IDLE, seed=GONE), but(IDLE, seed="guessed")),
-    (take_idle, but(IDLE, fixed=True), but(IDLE, fixed=True, capacity=5, available=5)),
-    *((take_room, NO_FIRST, but(NO_FIRST, **{name: value})) for name, value in [
-        ("available", 0), ("capacity", 5), ("first", mark_at(PLACE)), ("vacated_at", NOW + 5000),
+    (acquire_idle, but(IDLE, token_base=GONE), but(IDLE, token_base="unverified")),
+    (acquire_idle, but(IDLE, capacity_pinned=True), but(IDLE, capacity_pinned=True, capacity=5, available=5)),
+    *((acquire_slots, NO_FIRST, but(NO_FIRST, **{name: value})) for name, value in [
+        ("available", 0), ("capacity", 5), ("queue_head", mark_at(PLACE)), ("last_freed_at", NOW + 5000),
         ("holders", {**HELD["holders"], "new": HOLDER}),
     ]),
     *((reclaim_one, NO_FIRST, but(NO_FIRST, **{name: value})) for name, value in [
-        ("available", 0), ("capacity", 5), ("first", mark_at(PLACE)),
+        ("available", 0), ("capacity", 5), ("queue_head", mark_at(PLACE)),
         ("holders", {**HELD["holders"], "new": HOLDER}),
         ("holders", {**HELD["holders"], "other": {**HOLDER, "version": "v2"}}),
     ]),
     *((reclaim_all, NO_FIRST, but(NO_FIRST, **{name: value})) for name, value in [
-        ("holders", {**HELD["holders"], "third": HOLDER}), ("fixed", True),
+        ("holders", {**HELD["holders"], "third": HOLDER}), ("capacity_pinned", True),
     ]),
-    *((take_again, HELD, but(HELD, **{name: value})) for name, value in [
+    *((reacquire, HELD, but(HELD, **{name: value})) for name, value in [
         ("me__slots", 2), ("capacity", 5), ("me__version", "v2"),
     ]),
     *((renew_for_longer, HELD, but(HELD, **{name: value})) for name, value in [
-        ("me__lease_ms", 90_000), ("me__ending", True), ("me__renewed_at", NOW + 9000),
+        ("me__lease_ms", 90_000), ("me__draining", True), ("me__renewed_at", NOW + 9000),
     ]),
     *((release, HELD, but(HELD, **{name: value})) for name, value in [
-        ("me__slots", 2), ("me__inside", {"task": NOW}), ("me__hold_until", NOW + 1), ("holders", {}),
+        ("me__slots", 2), ("me__processes", {"task": NOW}), ("me__hold_until", NOW + 1), ("holders", {}),
     ]),
     *((forget, IDLE, but(IDLE, **{name: value})) for name, value in [
-        ("available", 2), ("holders", HELD["holders"]), ("first", mark_at(PLACE)), ("token", IDLE["token"] + 1),
+        ("available", 2), ("holders", HELD["holders"]), ("queue_head", mark_at(PLACE)), ("token", IDLE["token"] + 1),
     ]),
     (set_capacity, HELD, but(HELD, capacity=4)),
     (set_capacity, HELD, but(HELD, available="1")),
     (set_capacity, IDLE, but(IDLE, holders=HELD["holders"])),
-    (unset_capacity, but(IDLE, fixed=True), IDLE),
-    (unset_capacity, but(IDLE, fixed=True), but(IDLE, fixed=True, holders=HELD["holders"])),
-    (lambda _: FORMAT.found(KEY, 3, STAMP), {}, IDLE),
+    (unset_capacity, but(IDLE, capacity_pinned=True), IDLE),
+    (unset_capacity, but(IDLE, capacity_pinned=True), but(IDLE, capacity_pinned=True, holders=HELD["holders"])),
+    (lambda _: FORMAT.create(KEY, 3, STAMP), {}, IDLE),
     *((draw, HELD, but(HELD, **{name: value})) for name, value in [
-        ("tickets", GONE), ("first", GONE), ("first", mark_at(LATER)),
+        ("last_ticket", GONE), ("queue_head", GONE), ("queue_head", mark_at(LATER)),
     ]),
-    (draw, but(IDLE, tickets=GONE), {}),
-    (draw, but(IDLE, tickets=GONE), but(IDLE, tickets=NOW)),
-    (draw, but(HELD, first=mark_at(LATER)), but(HELD, first=front_of(0, DRAWN - 9))),
+    (draw, but(IDLE, last_ticket=GONE), {}),
+    (draw, but(IDLE, last_ticket=GONE), but(IDLE, last_ticket=NOW)),
+    (draw, but(HELD, queue_head=mark_at(LATER)), but(HELD, queue_head=front_of(0, DRAWN - 9))),
     (lower, IDLE, {}),
-    (lower, HELD, but(HELD, first=front_of(0, DRAWN - 90))),
-    *((unmark, ONE_LEFT, but(ONE_LEFT, **{name: value})) for name, value in [
-        ("first", front_of(0, DRAWN - 9)), ("first", mark_at(PLACE)), ("tickets", DRAWN + 1),
+    (lower, HELD, but(HELD, queue_head=front_of(0, DRAWN - 90))),
+    *((clear_head, ONE_LEFT, but(ONE_LEFT, **{name: value})) for name, value in [
+        ("queue_head", front_of(0, DRAWN - 9)), ("queue_head", mark_at(PLACE)), ("last_ticket", DRAWN + 1),
     ]),
-    *((move_mark, HELD, but(HELD, first=first)) for first in [front_of(0, DRAWN), mark_at(LATER), GONE]),
-    (lambda _: FORMAT.draw_exactly(CLAIM, None, STAMP), {}, IDLE),
-    *((draw_exactly, HELD, but(HELD, **{name: value})) for name, value in [
-        ("tickets", DRAWN + 1), ("first", GONE), ("first", mark_at(LATER)),
+    *((advance_head, HELD, but(HELD, queue_head=first)) for first in [front_of(0, DRAWN), mark_at(LATER), GONE]),
+    (lambda _: FORMAT.take_exact_ticket(CLAIM, None, STAMP), {}, IDLE),
+    *((take_exact_ticket, HELD, but(HELD, **{name: value})) for name, value in [
+        ("last_ticket", DRAWN + 1), ("queue_head", GONE), ("queue_head", mark_at(LATER)),
     ]),
-    (draw_exactly, but(IDLE, tickets=GONE), {}),
-    (draw_exactly, but(IDLE, tickets=GONE), but(IDLE, tickets=NOW)),
+    (take_exact_ticket, but(IDLE, last_ticket=GONE), {}),
+    (take_exact_ticket, but(IDLE, last_ticket=GONE), but(IDLE, last_ticket=NOW)),
 ]  # fmt: skip
 
 

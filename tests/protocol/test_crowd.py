@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_dynamo_lock.protocol.crowd import Asker, Crowd
+from airflow_dynamo_lock.core.wait.admission import AdmissionWindow, RequestSlot
 
 
-def _some(crowd: Crowd, number: int = 20) -> list[Asker]:
-    return [Asker(crowd) for _ in range(number)]
+def _some(crowd: AdmissionWindow, number: int = 20) -> list[RequestSlot]:
+    return [RequestSlot(crowd) for _ in range(number)]
 
 
-def _asking(askers: list[Asker]) -> list[Asker]:
+def _asking(askers: list[RequestSlot]) -> list[RequestSlot]:
     """Those of them who may."""
     return [each for each in askers if each.may_ask()]
 
 
 def test_all_may_ask_as_long_as_they_are_answered() -> None:
-    askers = _some(Crowd())
+    askers = _some(AdmissionWindow())
 
     for _ in range(3):
         assert _asking(askers) == askers
@@ -26,7 +26,7 @@ def test_all_may_ask_as_long_as_they_are_answered() -> None:
 
 
 def test_half_as_many_may_ask_after_each_that_was_not_answered_and_at_last_one() -> None:
-    crowd = Crowd()
+    crowd = AdmissionWindow()
     askers = _asking(_some(crowd))
 
     rooms = []
@@ -44,11 +44,11 @@ def test_half_as_many_may_ask_after_each_that_was_not_answered_and_at_last_one()
 
 
 def test_with_each_answer_one_more_may_ask_until_nobody_is_counted() -> None:
-    crowd = Crowd()
+    crowd = AdmissionWindow()
     for each in _asking(_some(crowd)):
         each.unanswered()
 
-    me = Asker(crowd)
+    me = RequestSlot(crowd)
     for already in range(1, 101):
         assert crowd._room == already
         me.may_ask()
@@ -58,7 +58,7 @@ def test_with_each_answer_one_more_may_ask_until_nobody_is_counted() -> None:
 
 
 def test_pauses_grow_with_each_failure_to_some_seconds_and_begin_anew_with_an_answer() -> None:
-    asker = Asker(Crowd())
+    asker = RequestSlot(AdmissionWindow())
 
     def pause() -> float:
         return asker.pause(0.5, 0.0, None)
@@ -76,7 +76,7 @@ def test_pauses_grow_with_each_failure_to_some_seconds_and_begin_anew_with_an_an
 
 
 def test_a_pause_is_up_to_twice_as_long_but_no_longer_than_there_is_time() -> None:
-    asker = Asker(Crowd())
+    asker = RequestSlot(AdmissionWindow())
 
     assert asker.pause(1.0, 0.5, None) == 1.5
     assert asker.pause(1.0, 0.5, 1.2) == 1.2

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.capacity import could_take, fits
-from airflow_dynamo_lock.protocol.effects import Request, Sleep, Stamp
-from airflow_dynamo_lock.protocol.errors import (
+from airflow_dynamo_lock.core.effects import Request, Sleep, Stamp
+from airflow_dynamo_lock.core.lock.acquire import _BEHIND_MS
+from airflow_dynamo_lock.core.lock.renew import ROUNDS
+from airflow_dynamo_lock.core.model.capacity import can_grant, compatible, has_capacity
+from airflow_dynamo_lock.core.model.claim import Change, Claim
+from airflow_dynamo_lock.core.model.errors import (
     LockLostError,
     LockNotHeldError,
     LockRecordError,
@@ -20,29 +23,16 @@ from airflow_dynamo_lock.protocol.errors import (
     LockUnavailableError,
     LockValueError,
 )
-from airflow_dynamo_lock.protocol.holding import ROUNDS
-from airflow_dynamo_lock.protocol.limits import LEAST_CLOCK_SKEW, SHARED
-from airflow_dynamo_lock.protocol.line import _turn, news
-from airflow_dynamo_lock.protocol.model import (
-    Abandoned,
-    Busy,
-    Change,
-    Claim,
-    Granted,
-    Lease,
-    LockRecord,
-    Lost,
-    Released,
-    Renewed,
-    Standing,
-    Waiter,
-    alike,
-    readable,
-    utc,
-)
-from airflow_dynamo_lock.protocol.native import ESTIMATE_BEHIND_MS, MOST_CLEARED, OVERTAKEN_MS
-from airflow_dynamo_lock.protocol.places import mark_after, number_of, place_of
-from airflow_dynamo_lock.protocol.taking import _BEHIND_MS
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.limits import MIN_CLOCK_SKEW, SHARED
+from airflow_dynamo_lock.core.model.outcomes import Busy, Draining, Granted, Lost, Released, Renewed
+from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition, Waiter
+from airflow_dynamo_lock.core.model.text import readable, utc
+from airflow_dynamo_lock.core.queue.view import head_update, on_change
+from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS
+from airflow_dynamo_lock.core.table.grant_writes import MAX_REMOVED
+from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
+from airflow_dynamo_lock.core.table.position import mark_after, number_of, place_of
 from tests.protocol.test_line import owners, run_a_while, waiting, woken
 from tests.protocol.test_sets import claims, leases, take_all, waiting_for
 from tests.simulation import CONFLICT, KEY, LOST, LOST_THEN_RETRIED, TABLE, Host, World, a_holder, a_lease
@@ -51,9 +41,14 @@ from tests.simulation import CONFLICT, KEY, LOST, LOST_THEN_RETRIED, TABLE, Host
 NOON = 12 * 3_600_000
 
 
-def a_record(capacity: int, available: int, *holders: str, fixed: bool = False) -> LockRecord:
+def a_record(capacity: int, available: int, *holders: str, capacity_pinned: bool = False) -> LockRecord:
     return LockRecord(
-        KEY, capacity, available, {each: a_holder(each) for each in holders}, token=1, fixed=fixed
+        KEY,
+        capacity,
+        available,
+        {each: a_holder(each) for each in holders},
+        token=1,
+        capacity_pinned=capacity_pinned,
     )
 
 
@@ -61,12 +56,12 @@ def a_record(capacity: int, available: int, *holders: str, fixed: bool = False) 
 
 
 def test_a_writer_does_not_fit_beside_readers_that_live() -> None:
-    assert not fits(a_record(SHARED, SHARED - 1, "reader"), [], 1, 1)
+    assert not has_capacity(a_record(SHARED, SHARED - 1, "reader"), [], 1, 1)
 
 
 def test_an_idle_lock_has_room_for_any_capacity_but_for_no_more_slots_than_that() -> None:
-    assert fits(a_record(3, 3), [], 5, 5)
-    assert not fits(a_record(3, 3), [], 6, 5)
+    assert has_capacity(a_record(3, 3), [], 5, 5)
+    assert not has_capacity(a_record(3, 3), [], 6, 5)
 
 
 @pytest.mark.parametrize(
@@ -75,24 +70,24 @@ def test_an_idle_lock_has_room_for_any_capacity_but_for_no_more_slots_than_that(
         (a_record(SHARED, SHARED - 1, "reader"), 1, False),  # the slots of readers are not free for others
         (a_record(SHARED, SHARED), 1, True),
         (a_record(SHARED, SHARED), 2, True),
-        (a_record(SHARED, SHARED - 1, "reader", fixed=True), 1, True),
+        (a_record(SHARED, SHARED - 1, "reader", capacity_pinned=True), 1, True),
         (a_record(1, 1), 2, True),  # the claim that follows may change the capacity
         (a_record(3, 1, "a", "b"), 2, False),
     ],
 )
 def test_a_wait_without_a_capacity_uses_that_of_the_lock(record: LockRecord, slots: int, could: bool) -> None:
-    assert could_take(record, [], slots, None, takes=False) is could
+    assert can_grant(record, [], slots, None, takes=False) is could
 
 
 def test_a_wait_without_a_capacity_is_for_a_plain_lock_where_readers_are() -> None:
-    assert not could_take(a_record(SHARED, SHARED - 1, "reader"), [], 1, None, takes=True)
+    assert not can_grant(a_record(SHARED, SHARED - 1, "reader"), [], 1, None, takes=True)
 
 
 def test_a_waiter_for_a_plain_lock_is_not_woken_by_a_semaphore_with_a_set_capacity() -> None:
-    fixed = a_record(3, 3, fixed=True)
-    assert could_take(fixed, [], 1, 1, takes=True)  # a try tells the caller of the mismatch
-    assert not could_take(fixed, [], 1, 1, takes=False)
-    assert could_take(fixed, [], 1, 5, takes=False)
+    fixed = a_record(3, 3, capacity_pinned=True)
+    assert can_grant(fixed, [], 1, 1, takes=True)  # a try tells the caller of the mismatch
+    assert not can_grant(fixed, [], 1, 1, takes=False)
+    assert can_grant(fixed, [], 1, 5, takes=False)
 
 
 def test_the_last_free_slot_is_taken_without_a_dead_holder(world: World) -> None:
@@ -107,14 +102,14 @@ def test_the_last_free_slot_is_taken_without_a_dead_holder(world: World) -> None
 
 
 def test_as_many_dead_holders_as_fit_in_one_write_are_removed_in_one(world: World) -> None:
-    for number in range(MOST_CLEARED):
-        Host(world, f"dead {number}").take(capacity=MOST_CLEARED)
+    for number in range(MAX_REMOVED):
+        Host(world, f"dead {number}").take(capacity=MAX_REMOVED)
     world.now += 60.0
 
-    granted = Host(world, "b").take(slots=MOST_CLEARED, capacity=MOST_CLEARED)
+    granted = Host(world, "b").take(slots=MAX_REMOVED, capacity=MAX_REMOVED)
 
     assert isinstance(granted, Granted)
-    assert len(granted.reclaimed) == MOST_CLEARED
+    assert len(granted.reclaimed) == MAX_REMOVED
 
 
 # -- stamps -----------------------------------------------------------------------------------------------------------
@@ -132,7 +127,7 @@ def test_the_parts_of_the_clock_skew_that_the_argument_takes_for_itself() -> Non
     """Rule R3: a stamp may be early by what is not corrected and by the whole second of a ``Date``, and one that
     arrives late may be older than the one whose place it takes."""
     assert _BEHIND_MS + 1000 == ESTIMATE_BEHIND_MS
-    assert ESTIMATE_BEHIND_MS + OVERTAKEN_MS == LEAST_CLOCK_SKEW * 1000
+    assert ESTIMATE_BEHIND_MS + OVERTAKEN_MS == MIN_CLOCK_SKEW * 1000
 
 
 def test_an_operation_that_learns_no_time_says_how_old_one_may_be(world: World) -> None:
@@ -180,14 +175,14 @@ def test_a_renewal_that_was_overtaken_is_written_again(world: World) -> None:
     entered = overtaken(world, host.operations.enter(KEY, "a", "task", 30_000), host)
 
     assert isinstance(entered, Renewed)
-    assert list(world.record().holders["a"].inside) == ["task"]
+    assert list(world.record().holders["a"].processes) == ["task"]
 
 
 def test_the_heartbeat_of_an_abandoned_lease_that_was_overtaken_is_written_again(world: World) -> None:
     host = Host(world, "a")
     host.take()
     host.enter("task")
-    assert isinstance(host.release(), Abandoned)
+    assert isinstance(host.release(), Draining)
 
     beaten = overtaken(world, host.operations.heartbeat(KEY, "a", 15_000), host)
 
@@ -235,9 +230,9 @@ def test_two_locks_are_released_with_one_request_and_one_without_a_transaction(w
     host = Host(world, "me")
     take_all(host, "ab")
     world.sent.clear()
-    host.run(host.operations.release_all(leases(host, "ab"), heard=True))
+    host.run(host.operations.release_all(leases(host, "ab"), confirmed=True))
     take_all(host, "a")
-    host.run(host.operations.release_all(leases(host, "a"), heard=True))
+    host.run(host.operations.release_all(leases(host, "a"), confirmed=True))
     assert world.actions() == ["TransactWriteItems", "UpdateItem", "UpdateItem"]
 
 
@@ -250,7 +245,7 @@ def test_a_lease_whose_minimum_is_over_is_abandoned_while_a_process_is_inside(wo
     host.enter("task", lease_ms=30_000)
     world.now += 11.0
 
-    assert isinstance(host.release(), Abandoned)
+    assert isinstance(host.release(), Draining)
 
     assert isinstance(host.leave("task"), Released)
     assert world.record().holders == {}
@@ -548,8 +543,8 @@ def test_a_page_lists_locks_without_their_waiters_and_without_the_processes_that
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take(lease_ms=3_600_000)
     paused = waiting(host)
-    run_a_while(host, host.line.tend(host.operations), 10.0)
-    assert world.item(host.line.process) is not None
+    run_a_while(host, host.presence.maintain(), 10.0)
+    assert world.item(host.queue.own.process) is not None
     damaged = "warehouse/damaged"
     holder.take(key=damaged)
     world.client.update_item(
@@ -575,9 +570,9 @@ def test_a_page_lists_locks_without_their_waiters_and_without_the_processes_that
 
 
 def test_a_waiter_is_told_its_place_when_it_changes_and_not_again(world: World) -> None:
-    told: list[Standing] = []
-    tell = news(told.append)
-    first, second = Standing(KEY, 1, 1, None), Standing(KEY, 2, 2, None)
+    told: list[QueuePosition] = []
+    tell = on_change(told.append)
+    first, second = QueuePosition(KEY, 1, 1, None), QueuePosition(KEY, 2, 2, None)
     for each in second, second, first, first, second:
         tell(each)
     assert told == [second, first, second]
@@ -614,10 +609,10 @@ def test_a_waiter_that_leaves_a_queue_leaves_nothing_to_clear_away(world: World)
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take()
     paused = waiting(host)
-    assert bool(host.line)
+    assert bool(host.queue)
     holder.release()
     assert woken(paused) is not None
-    assert not host.line
+    assert not host.queue
 
 
 def test_readers_behind_each_other_count_as_alike_and_a_writer_between_them_does_not(world: World) -> None:
@@ -651,8 +646,8 @@ def test_a_process_renews_its_own_lease_with_one_request_and_releases_it_in_the_
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take(lease_ms=3_600_000)
     one = waiting(host)
-    tending = host.start(host.line.tend(host.operations))
-    while world.item(host.line.process) is None:
+    tending = host.start(host.presence.maintain())
+    while world.item(host.queue.own.process) is None:
         tending.step()
     world.sent.clear()
     until = world.now + 20.0
@@ -664,7 +659,7 @@ def test_a_process_renews_its_own_lease_with_one_request_and_releases_it_in_the_
     assert woken(one) is not None
     world.sent.clear()
     tending.finish()
-    assert world.record(host.line.process).holders == {}
+    assert world.record(host.queue.own.process).holders == {}
     removals = [each for each in world.sent if "REMOVE" in each.params["UpdateExpression"]]
     assert len(removals) == 1
 
@@ -673,12 +668,12 @@ def test_the_waiters_of_a_dead_process_are_passed_over_even_if_its_lease_was_ren
     holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
     holder.take(lease_ms=3_600_000)
     one = waiting(dead)
-    run_a_while(dead, dead.line.tend(dead.operations), 40.0)
+    run_a_while(dead, dead.presence.maintain(), 40.0)
     world.now += 8.0
     two = waiting(second)
     holder.release()
     assert woken(two) is None
-    assert world.item(dead.line.process) is not None
+    assert world.item(dead.queue.own.process) is not None
 
     world.now += 10.0
 
@@ -694,12 +689,12 @@ def test_a_look_tells_the_living_from_the_dead(world: World) -> None:
     world.now += 16.0
     waiting(second)
 
-    view = newcomer.run(newcomer.line.look(newcomer.claim(), None, None))
+    view = newcomer.run(newcomer.queue.reader.look(newcomer.claim(), None, None))
 
     assert [each.owner for each in view.ahead] == ["second"]
     assert len(view.dead) == 1
-    newcomer.line.sweep(KEY, view.dead)
-    run_a_while(newcomer, newcomer.line.tend(newcomer.operations), 3.0)
+    newcomer.queue.discard(KEY, view.dead)
+    run_a_while(newcomer, newcomer.presence.maintain(), 3.0)
     assert owners(world) == ["second"]
 
 
@@ -707,9 +702,9 @@ def test_a_waiter_does_not_sweep_its_own_place(world: World) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take(lease_ms=3_600_000)
     paused = waiting(host)
-    ((key, place),) = host.line.spots
-    host.line.sweep(key, [place])
-    run_a_while(host, host.line.tend(host.operations), 3.0)
+    ((key, place),) = host.queue.own.ids
+    host.queue.discard(key, [place])
+    run_a_while(host, host.presence.maintain(), 3.0)
     assert owners(world) == ["b"]
     assert paused.effect is not None
 
@@ -733,7 +728,7 @@ def test_a_waiter_whose_place_was_cleared_away_takes_it_again(world: World, othe
     paused = waiting(first)
     for _ in range(others):
         waiting(second)
-    ((key, place),) = first.line.spots
+    ((key, place),) = first.queue.own.ids
     world.client.delete_item(TableName=TABLE, Key={"key": {"S": key}, "entry": {"S": f"waiter/{place}"}})
 
     assert woken(paused) is None
@@ -761,33 +756,36 @@ LOW, HIGH = place_of(0, 100, "x"), place_of(0, 200, "y")
 URGENT = place_of(5, 300, "z")
 
 
+SEEN = "(attribute_not_exists(#queue_head) OR #queue_head >= :seen_head)"
+
+
 @pytest.mark.parametrize(
     ("first", "tickets", "mine", "ahead", "following", "condition", "head"),
     [
         # No queue.
-        (None, 0, None, False, None, "attribute_not_exists(#first)", ""),
+        (None, 0, None, False, None, "attribute_not_exists(#queue_head)", ""),
         # The head is missing although somebody is behind: it is set.
-        (None, 200, None, False, HIGH, "attribute_not_exists(#first)", HIGH),
+        (None, 200, None, False, HIGH, "attribute_not_exists(#queue_head)", HIGH),
         # Waiters are ahead: they keep the head.
-        (LOW, 200, None, True, None, "(attribute_not_exists(#first) OR #first >= :seen_first)", ""),
+        (LOW, 200, None, True, None, SEEN, ""),
         # The first waiter takes the lock: the head moves on to the next.
-        (LOW, 200, LOW, False, HIGH, "(attribute_not_exists(#first) OR #first >= :seen_first)", HIGH),
+        (LOW, 200, LOW, False, HIGH, SEEN, HIGH),
         # The last waiter takes it: the head goes, unless somebody drew a ticket.
         (
             LOW, 100, LOW, False, None,
-            "(attribute_not_exists(#first) OR #first >= :seen_first) AND #tickets = :tickets", None,
+            f"{SEEN} AND #last_ticket = :tickets", None,
         ),
         # The same, in a record without tickets.
         (
             LOW, 0, None, False, None,
-            "(attribute_not_exists(#first) OR #first >= :seen_first) AND attribute_not_exists(#tickets)", None,
+            f"{SEEN} AND attribute_not_exists(#last_ticket)", None,
         ),
         # The waiter with the next ticket may not have written its entry yet: the head stays before it.
-        (LOW, 101, LOW, False, None, "(attribute_not_exists(#first) OR #first >= :seen_first)", mark_after(LOW)),
+        (LOW, 101, LOW, False, None, SEEN, mark_after(LOW)),
         # The head would pass places of more urgent waiters.
         (
             URGENT, 300, URGENT, False, HIGH,
-            "(attribute_not_exists(#first) OR #first >= :seen_first) AND #tickets = :tickets", HIGH,
+            f"{SEEN} AND #last_ticket = :tickets", HIGH,
         ),
     ],
 )  # fmt: skip
@@ -800,10 +798,10 @@ def test_what_a_write_that_takes_the_lock_says_of_the_queue(
     condition: str,
     head: str | None,
 ) -> None:
-    record = replace(a_record(1, 1), first=first, tickets=tickets)
+    record = replace(a_record(1, 1), queue_head=first, last_ticket=tickets)
     waiters = [a_waiter(place) for place in (mine or LOW,)]
 
-    turn = _turn(record, waiters[0] if mine else None, waiters if ahead else [], following)
+    turn = head_update(record, waiters[0] if mine else None, waiters if ahead else [], following)
 
     assert (turn.condition, turn.next) == (condition, head)
 
@@ -833,7 +831,7 @@ def a_waiter(place: str) -> Waiter:
     ],
 )
 def test_a_place_is_told_in_english(number: int, text: str) -> None:
-    assert Standing(KEY, number, 200, None).describe() == f"{text} of 200"
+    assert QueuePosition(KEY, number, 200, None).describe() == f"{text} of 200"
 
 
 def test_what_the_table_says_is_shortened_where_it_is_very_long() -> None:
@@ -858,11 +856,11 @@ def test_a_lost_lease_says_who_has_the_lock_now() -> None:
         ({}, "me since 00:00 UTC"),
         ({"renewed_at_ms": NOON}, "me since 00:00 UTC, last heartbeat 0 s ago"),
         ({"renewed_at_ms": NOON + 9_000}, "me since 00:00 UTC, last heartbeat 0 s ago"),
-        ({"inside": {"a": 1}}, "me since 00:00 UTC, 1 process inside"),
-        ({"inside": {"a": 1, "b": 1}}, "me since 00:00 UTC, 2 processes inside"),
-        ({"ending": True, "hold_until_ms": NOON}, "me since 00:00 UTC, ending"),
+        ({"processes": {"a": 1}}, "me since 00:00 UTC, 1 process inside"),
+        ({"processes": {"a": 1, "b": 1}}, "me since 00:00 UTC, 2 processes inside"),
+        ({"draining": True, "hold_until_ms": NOON}, "me since 00:00 UTC, draining"),
         (
-            {"ending": True, "resting": True, "hold_until_ms": NOON},
+            {"draining": True, "cooling_down": True, "hold_until_ms": NOON},
             "me since 00:00 UTC, released, and not handed on before 12:00:00 UTC",
         ),
     ],
@@ -887,8 +885,8 @@ def test_a_claim_supersedes_earlier_attempts_only() -> None:
     [(1, 1, True), (3, 3, True), (3, 5, True), (1, 3, False), (SHARED, SHARED, True), (1, SHARED, False)],
 )
 def test_claims_that_can_hold_a_lock_together(one: int, other: int, together: bool) -> None:
-    assert alike(one, other) is together
-    assert alike(other, one) is together
+    assert compatible(one, other) is together
+    assert compatible(other, one) is together
 
 
 def test_a_lease_is_read_from_an_xcom_with_or_without_what_is_optional() -> None:

@@ -12,15 +12,16 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from airflow_dynamo_lock import LockClient
-from airflow_dynamo_lock.client.core import ClaimOptions, _Held
-from airflow_dynamo_lock.protocol.errors import (
+from airflow_dynamo_lock.client.session import ClaimOptions, _Held
+from airflow_dynamo_lock.core.model.errors import (
     LockLostError,
     LockTimeoutError,
     LockUnavailableError,
     LockValueError,
 )
-from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.model import Busy, Granted, Released, Renewed, Term
+from airflow_dynamo_lock.core.model.lease import Term
+from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Released, Renewed
 from tests.protocol.test_line import waiting, woken
 from tests.simulation import KEY, TABLE, Host, World, a_lease
 
@@ -370,7 +371,7 @@ def test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_
         case "heartbeat":
             operation = sleeper.operations.heartbeat(KEY, "holder", 30_000)
         case "abandon":
-            operation = sleeper.operations.release(KEY, "holder", 1, 15_000, heard=True)
+            operation = sleeper.operations.release(KEY, "holder", 1, 15_000, confirmed=True)
         case _:
             operation = sleeper.operations.heartbeat_all([lease, replace(lease, key="b")])
     sleeper.run(operation)
@@ -394,9 +395,9 @@ def test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come(world: 
 
     assert woken(one) is not None
 
-    queue = holder.run(holder.line.everybody(KEY))
+    queue = holder.run(holder.queue.reader.waiters(KEY))
     assert [each.owner for each in queue] == (["new", "last"] if priority > -5 else ["last", "new"])
-    head = world.record().first
+    head = world.record().queue_head
     assert head is not None
     assert head <= queue[0].place
 

@@ -7,24 +7,16 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.client import core
-from airflow_dynamo_lock.client.core import ClientCore
-from airflow_dynamo_lock.protocol.errors import (
+from airflow_dynamo_lock.client import session
+from airflow_dynamo_lock.client.session import ClientCore
+from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,
     LockConflictError,
     LockNotHeldError,
     LockUnavailableError,
 )
-from airflow_dynamo_lock.protocol.model import (
-    Abandoned,
-    Broken,
-    Busy,
-    Granted,
-    Lease,
-    Lost,
-    Released,
-    Renewed,
-)
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.outcomes import Broken, Busy, Draining, Granted, Lost, Released, Renewed
 from tests.simulation import CONFLICT, DENIED, KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, World
 
 
@@ -93,9 +85,9 @@ def test_a_release_while_processes_are_inside_abandons_instead(world: World, hos
 
     outcome = host.release(grace_ms=7_000)
 
-    assert isinstance(outcome, Abandoned)
+    assert isinstance(outcome, Draining)
     holder = world.record().holders["a"]
-    assert (holder.ending, holder.lease_ms) == (True, 7_000)
+    assert (holder.draining, holder.lease_ms) == (True, 7_000)
     assert holder.version != version, "observers count the grace from now"
     assert world.record().available == 0
 
@@ -109,7 +101,7 @@ def test_a_lease_is_abandoned_only_once(world: World, host: Host) -> None:
 
     outcome = host.release(grace_ms=7_000)
 
-    assert isinstance(outcome, Abandoned)
+    assert isinstance(outcome, Draining)
     assert world.item() == before, "a second one would start the grace afresh"
 
 
@@ -156,8 +148,8 @@ def test_a_lock_is_free_at_once_when_the_last_one_leaves_between_refused_release
 ) -> None:
     host.take()
     host.enter("pid-1")
-    refused = host.start(host.operations.release(KEY, "a", 1, 15_000, heard=True)).step()
-    host.leave("pid-1")  # sees no ending flag, and so does not release
+    refused = host.start(host.operations.release(KEY, "a", 1, 15_000, confirmed=True)).step()
+    host.leave("pid-1")  # sees no draining flag, and so does not release
 
     assert refused.finish() == Released()
     assert world.record().holders == {}
@@ -168,7 +160,7 @@ def test_a_lease_released_by_the_last_one_to_leave_before_the_abandon_counts_as_
 ) -> None:
     host.take()
     host.enter("pid-1")
-    refused = host.start(host.operations.release(KEY, "a", 1, 15_000, heard=True)).step()
+    refused = host.start(host.operations.release(KEY, "a", 1, 15_000, confirmed=True)).step()
     host.release()
     host.leave("pid-1")
 
@@ -198,7 +190,7 @@ def test_a_process_that_was_killed_long_ago_delays_the_next_by_no_more_than_a_gr
     for _ in range(100):
         world.now += 10.0
         host.beat()  # the keeper's
-    assert isinstance(host.release(), Abandoned)
+    assert isinstance(host.release(), Draining)
     other = Host(world, "other")
     assert isinstance(other.take(), Busy)
 
@@ -231,7 +223,7 @@ def test_an_attempt_whose_own_lease_is_ending_waits_like_everybody_else(world: W
     host.release()
 
     assert isinstance(host.take(), Busy)
-    assert world.record().holders["a"].ending
+    assert world.record().holders["a"].draining
 
 
 @pytest.mark.parametrize("what", ["enter", "release", "abandon", "leave", "rest"])
@@ -246,7 +238,7 @@ def test_a_transaction_in_the_way_is_waited_for(world: World, host: Host, what: 
 
     outcome = write()
 
-    assert type(outcome).__name__ == {"rest": "Released", "release": "Released", "abandon": "Abandoned"}.get(
+    assert type(outcome).__name__ == {"rest": "Released", "release": "Released", "abandon": "Draining"}.get(
         what, "Renewed"
     )
     assert 0 < world.now - begun < 1
@@ -287,7 +279,7 @@ def test_a_person_breaks_a_lease_whoever_is_inside(world: World, host: Host) -> 
     broken = host.run(host.operations.break_(KEY, "a"))
 
     assert isinstance(broken, Broken)
-    assert (broken.holder.owner, set(broken.holder.inside)) == ("a", {"pid-1"})
+    assert (broken.holder.owner, set(broken.holder.processes)) == ("a", {"pid-1"})
     assert (world.record().available, world.record().holders) == (1, {})
 
 
@@ -347,7 +339,7 @@ def test_a_break_that_the_sdk_sent_twice_is_a_break(world: World, host: Host) ->
 @pytest.fixture
 def give_back(world: World, host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """What both clients do to give the lease "a" back, which lasts for 30 s."""
-    monkeypatch.setattr(core, "monotonic", host.now)
+    monkeypatch.setattr(session, "monotonic", host.now)
     client = ClientCore(TABLE, "a", 30.0, None, 15.0, 10.0)
     host.take()
     lease = Lease(KEY, "a", 1, "a", 1, 1, 30_000, 15_000, 0)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Request
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockLostError
-from airflow_dynamo_lock.protocol.limits import MARGIN
-from airflow_dynamo_lock.protocol.model import Ending, Lease, Lost, Renewed, Term
+from airflow_dynamo_lock.core.effects import Request
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockLostError
+from airflow_dynamo_lock.core.model.lease import Lease, Term
+from airflow_dynamo_lock.core.model.limits import MARGIN
+from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Renewed
 from tests.simulation import DENIED, KEY, LOST, UNSENT, Host, Paused, World, a_lease
 
 
@@ -98,10 +99,10 @@ def test_the_first_process_to_enter_and_the_last_to_leave_are_noted(world: World
 
     assert isinstance(host.enter("pid-1"), Renewed)
     assert isinstance(host.enter("pid-2"), Renewed)
-    assert set(world.record().holders["a"].inside) == {"pid-1", "pid-2"}
+    assert set(world.record().holders["a"].processes) == {"pid-1", "pid-2"}
 
     assert isinstance(host.leave("pid-1"), Renewed)
-    assert set(world.record().holders["a"].inside) == {"pid-2"}
+    assert set(world.record().holders["a"].processes) == {"pid-2"}
 
 
 def test_entering_twice_is_entering_once(world: World, host: Host) -> None:
@@ -111,7 +112,7 @@ def test_entering_twice_is_entering_once(world: World, host: Host) -> None:
 
     host.leave("pid-1")
 
-    assert world.record().holders["a"].inside == {}
+    assert world.record().holders["a"].processes == {}
 
 
 def test_to_enter_is_a_heartbeat_too(world: World, host: Host) -> None:
@@ -129,9 +130,9 @@ def test_nobody_enters_an_ending_lease(world: World, host: Host) -> None:
     host.release()
     before = world.item()
 
-    ending = host.enter("pid-2")
+    draining = host.enter("pid-2")
 
-    assert isinstance(ending, Ending)
+    assert isinstance(draining, Draining)
     assert world.item() == before
 
 
@@ -289,7 +290,7 @@ def test_a_process_inside_an_ending_lease_goes_on_beating_and_counts_on_the_grac
     for _ in range(20):
         beats.step().step()
 
-    assert world.record().holders["a"].ending
+    assert world.record().holders["a"].draining
     assert term.until - host.now() <= 6.0 * (1 - MARGIN)
 
 
@@ -311,7 +312,7 @@ def test_a_lease_never_runs_out_while_heartbeats_succeed(
 # -- the keeper, who beats for others -------------------------------------------------------------------------------
 
 
-def _keep(host: Host) -> Paused[Ending | Lost]:
+def _keep(host: Host) -> Paused[Draining | Lost]:
     return host.start(host.operations.keep([a_lease("a")], 10.0))
 
 
@@ -337,7 +338,7 @@ def test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it(world: 
         keeping.step()
 
     assert keeping.effect is None
-    assert isinstance(keeping.finish(), Ending)
+    assert isinstance(keeping.finish(), Draining)
     assert world.item() == before
 
 

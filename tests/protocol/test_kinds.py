@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.errors import CapacityMismatchError, LockUnavailableError, LockValueError
-from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.model import Busy, CapacitySet, Granted, LockRecord, Released
+from airflow_dynamo_lock.core.model.errors import CapacityMismatchError, LockUnavailableError, LockValueError
+from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.outcomes import Busy, CapacitySet, Granted, Released
+from airflow_dynamo_lock.core.model.record import LockRecord
 from tests.protocol.test_line import waiting, woken
 from tests.simulation import KEY, LOST, Host, World, a_lease
 
@@ -195,19 +196,19 @@ def test_what_can_never_be_free_is_not_waited_for(world: World) -> None:
     set_capacity(Host(world, "operator"), 3)
     looker = Host(world, "looker")
 
-    _, room = looker.run(looker.operations.room(KEY, 3, None))
+    _, room = looker.run(looker.operations.look(KEY, 3, None))
     assert room
     with pytest.raises(LockValueError, match="5 slots can never be free"):
-        looker.run(looker.operations.room(KEY, 5, None))
+        looker.run(looker.operations.look(KEY, 5, None))
 
 
 def test_who_would_share_a_lock_that_is_in_use_as_a_semaphore_sees_no_room(world: World) -> None:
     holder, looker = Host(world, "holder"), Host(world, "looker")
     holder.take(capacity=3)
 
-    assert not looker.run(looker.operations.room(KEY, 1, SHARED))[1]
+    assert not looker.run(looker.operations.look(KEY, 1, SHARED))[1]
     holder.release()
-    assert looker.run(looker.operations.room(KEY, 1, SHARED))[1]
+    assert looker.run(looker.operations.look(KEY, 1, SHARED))[1]
 
 
 @pytest.mark.parametrize(("capacity", "kind"), [(1, "a plain lock"), (SHARED, "a shared lock")])

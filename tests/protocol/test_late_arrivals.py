@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Reply, Request
-from airflow_dynamo_lock.protocol.errors import LockUnavailableError
-from airflow_dynamo_lock.protocol.model import Busy, Granted, Renewed
+from airflow_dynamo_lock.core.effects import Reply, Request
+from airflow_dynamo_lock.core.model.errors import LockUnavailableError
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Renewed
 from tests.simulation import HOURS, KEY, LOST_THEN_RETRIED, Host, Paused, World
 
 
@@ -26,9 +26,11 @@ def host(world: World) -> Host:
 
 SIGNS_OF_LIFE: dict[str, Callable[[Host], Request]] = {
     "a heartbeat": lambda host: host.operations.format.heartbeat(KEY, "a", 30_000, host.stamp()),
-    "a keeper's": lambda host: host.operations.format.heartbeat_unless_ending(KEY, "a", 30_000, host.stamp()),
+    "a keeper's": lambda host: host.operations.format.heartbeat_unless_draining(
+        KEY, "a", 30_000, host.stamp()
+    ),
     "an enter": lambda host: host.operations.format.enter(KEY, "a", "pid-1", 15_000, host.stamp()),
-    "an abandon": lambda host: host.operations.format.abandon(KEY, "a", 15_000, host.stamp()),
+    "an abandon": lambda host: host.operations.format.drain(KEY, "a", 15_000, host.stamp()),
 }
 
 
@@ -222,7 +224,7 @@ def test_an_acquire_that_arrives_after_its_sender_has_held_and_gone_takes_nothin
     """Nobody would hear of that lease; and a keeper that still goes would keep it for ever."""
     host.take()
     host.release()
-    late = host.operations.format.take_idle(host.claim(), host.stamp(), world.record() if looked else None)
+    late = host.operations.format.acquire_idle(host.claim(), host.stamp(), world.record() if looked else None)
     world.now += 3.0
     host.take()
     world.now += 3.0
@@ -239,7 +241,7 @@ def test_an_acquire_of_a_part_that_arrives_after_its_sender_has_gone_takes_nothi
 ) -> None:
     Host(world, "other").take(capacity=2)
     host.run(host.operations.get(KEY))  # it has heard of the server's time
-    late = host.operations.format.take_room(host.claim(capacity=2), host.stamp(), world.record())
+    late = host.operations.format.acquire_slots(host.claim(capacity=2), host.stamp(), world.record())
     world.now += 3.0
     host.take(capacity=2)
     world.now += 3.0
@@ -255,7 +257,7 @@ def test_an_acquire_that_arrives_after_its_sender_was_reclaimed_takes_nothing(
 ) -> None:
     Host(world, "other").take(capacity=4)
     host.run(host.operations.get(KEY))
-    late = host.operations.format.take_room(host.claim(capacity=4), host.stamp(), world.record())
+    late = host.operations.format.acquire_slots(host.claim(capacity=4), host.stamp(), world.record())
     host.take(capacity=4)
     host.take("big", slots=2, capacity=4)
     world.now += 41.5
@@ -269,7 +271,7 @@ def test_an_acquire_that_arrives_after_its_sender_was_reclaimed_takes_nothing(
 
 def test_whoever_takes_a_holder_away_notes_when(world: World, host: Host) -> None:
     host.take()
-    assert world.record().vacated_at_ms is None
+    assert world.record().last_freed_at_ms is None
     for what, vacate in (
         ("release", host.release),
         ("break", lambda: host.run(host.operations.break_(KEY, "a"))),
@@ -277,7 +279,7 @@ def test_whoever_takes_a_holder_away_notes_when(world: World, host: Host) -> Non
     ):
         world.now += 60.0
         vacate()
-        assert world.record().vacated_at_ms == pytest.approx(world.server_ms, abs=1_500), what
+        assert world.record().last_freed_at_ms == pytest.approx(world.server_ms, abs=1_500), what
         if what != "reclaim":
             host.take()
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock import LockClient, LockError, LockValueError
-from airflow_dynamo_lock.protocol import limits
-from airflow_dynamo_lock.protocol.attributes import decode, encode
+from airflow_dynamo_lock.core.model import arguments
+from airflow_dynamo_lock.core.table.codec import decode, encode
 
 
 class NothingMayBeSent:
@@ -59,7 +59,7 @@ def test_a_key_that_dynamodb_cannot_store(
 
 @pytest.mark.parametrize("key", ["x" * 2048, "ü" * 1024, " ", "a/b c\n", "💡"])
 def test_a_key_at_the_limit_is_a_key(key: str) -> None:
-    assert limits.checked_key(key) == key
+    assert arguments.checked_key(key) == key
 
 
 BAD_TIMES: list[Any] = [
@@ -124,10 +124,10 @@ def test_an_interval_of_zero_would_never_rest(value: Any) -> None:
 
 
 def test_seconds_may_be_given_as_a_number_or_a_timedelta() -> None:
-    assert limits.seconds("x", 2) == 2.0
-    assert limits.seconds("x", 0.5) == 0.5
-    assert limits.seconds("x", timedelta(minutes=2)) == 120.0
-    assert limits.seconds("x", 0, zero=True) == 0.0
+    assert arguments.seconds("x", 2) == 2.0
+    assert arguments.seconds("x", 0.5) == 0.5
+    assert arguments.seconds("x", timedelta(minutes=2)) == 120.0
+    assert arguments.seconds("x", 0, zero=True) == 0.0
 
 
 def test_a_lease_shorter_than_two_heartbeats() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Operation, Request, Sleep, Stamp, T, WaitForRoom
-from airflow_dynamo_lock.protocol.errors import LockTimeoutError
-from airflow_dynamo_lock.protocol.line import standings
-from airflow_dynamo_lock.protocol.model import Busy, Granted, Waiter
-from airflow_dynamo_lock.protocol.places import number_of
+from airflow_dynamo_lock.core.effects import Operation, Request, Sleep, Stamp, T, WaitForSlots
+from airflow_dynamo_lock.core.model.errors import LockTimeoutError
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
+from airflow_dynamo_lock.core.model.record import Waiter
+from airflow_dynamo_lock.core.queue.view import queue_positions
+from airflow_dynamo_lock.core.table.position import number_of
 from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, Paused, World
 
 
@@ -22,7 +23,7 @@ def waiting(host: Host, *, timeout: float | None = None, undo: bool = True, **cl
 
 def until_waiting(paused: Paused[T]) -> Paused[T]:
     """Let it go on until it has nothing to do but wait, or has ended."""
-    while paused.effect is not None and not isinstance(paused.effect, WaitForRoom):
+    while paused.effect is not None and not isinstance(paused.effect, WaitForSlots):
         paused.step()
     return paused
 
@@ -36,7 +37,7 @@ def woken(paused: Paused[T]) -> T | None:
 def line(world: World) -> list[Waiter]:
     """Who stands in line, as somebody else sees it."""
     host = Host(world, "observer")
-    return host.run(host.line.everybody(KEY))
+    return host.run(host.queue.reader.waiters(KEY))
 
 
 def owners(world: World) -> list[str]:
@@ -101,7 +102,7 @@ def test_when_the_line_is_over_a_lock_costs_one_request_again(world: World) -> N
 
     assert isinstance(newcomer.take(), Granted)
     assert world.actions() == ["UpdateItem"]
-    assert world.record().first is None
+    assert world.record().queue_head is None
 
 
 def test_the_urgent_come_before_those_who_came_sooner(world: World) -> None:
@@ -143,7 +144,7 @@ def test_those_for_whom_there_is_room_need_not_wait_for_each_other(world: World)
     assert woken(two) is not None, "there is room for both"
     assert woken(one) is not None
     assert isinstance(Host(world, "newcomer").take(capacity=3), Granted)
-    assert world.record().first is None
+    assert world.record().queue_head is None
 
 
 # -- who goes ---------------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def test_who_gives_up_first_leaves_nothing_that_others_would_wait_for(world: Wor
         world.now += 2.0
         with pytest.raises(LockTimeoutError):
             gives_up.finish()
-        mark = world.record().first
+        mark = world.record().queue_head
         place = next((each.place for each in line(world) if behind and each.owner == behind.name), None)
         assert (mark is None) == (place is None)
         if mark is not None and place is not None:
@@ -187,13 +188,13 @@ def test_who_gives_up_does_not_put_another_behind_him_who_is_more_urgent(world: 
     holder, one, two, urgent = (Host(world, name) for name in ("holder", "one", "two", "urgent"))
     holder.take()
     first, _, _ = waiting(one, timeout=1.0), waiting(two), waiting(urgent, priority=5)
-    before = world.record().first
+    before = world.record().queue_head
     world.now += 2.0
 
     with pytest.raises(LockTimeoutError):
         first.finish()
 
-    assert world.record().first == before is not None
+    assert world.record().queue_head == before is not None
 
 
 def test_the_dead_are_passed_over(world: World) -> None:
@@ -225,7 +226,7 @@ def test_a_waiter_is_alive_as_long_as_its_process_shows_it(world: World) -> None
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     holder.take(lease_ms=3_600_000)
     one = waiting(first)
-    tending = first.start(first.line.tend(first.operations))
+    tending = first.start(first.presence.maintain())
     two = waiting(second)
     while world.now < 120.0:
         tending.step()
@@ -249,7 +250,7 @@ def test_a_paused_waiter_that_was_taken_for_dead_keeps_its_place(world: World) -
         woken(one) is None
     )  # the second one has it; and now it is known that there is somebody before the third
     assert owners(world) == ["third"], "its own sign of life is old: its process has to show that it lives"
-    run_a_while(paused, paused.line.tend(paused.operations), 7.0)
+    run_a_while(paused, paused.presence.maintain(), 7.0)
     assert owners(world) == ["paused", "third"]
     second.release()
     assert woken(three) is None
@@ -275,10 +276,10 @@ def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> N
     first.release()
     assert owners(world) == ["first"], "nobody has cleared it away"
 
-    run_a_while(first, first.line.tend(first.operations), 3.0)
+    run_a_while(first, first.presence.maintain(), 3.0)
 
     assert owners(world) == []
-    assert not first.line
+    assert not first.queue
     assert isinstance(second.take(), Granted)
 
 
@@ -292,7 +293,7 @@ def test_a_place_that_may_still_be_taken_late_is_cleared_away_for_as_long(world:
     until_waiting(one)
     with pytest.raises(CancelledError):
         one.interrupt(CancelledError())
-    tending = first.start(first.line.tend(first.operations))
+    tending = first.start(first.presence.maintain())
     while world.now < 10.0:
         tending.step()
     assert owners(world) == []
@@ -326,7 +327,7 @@ def test_a_place_that_is_left_to_another_process_and_taken_late_is_a_dead_ones(w
     world.client.delete_item(TableName=TABLE, Key=place)
     with pytest.raises(CancelledError):
         one.interrupt(CancelledError())
-    tending = first.start(first.line.tend(first.operations))
+    tending = first.start(first.presence.maintain())
     while world.now < 10.0:
         tending.step()
     world.client.put_item(**put)  # at last it arrives
@@ -348,10 +349,10 @@ def test_a_process_that_was_stalled_does_not_take_a_waiter_from_the_one_that_goe
     with pytest.raises(CancelledError):
         one.interrupt(CancelledError())
 
-    run_a_while(stalled, stalled.line.tend(stalled.operations), 3.0)
+    run_a_while(stalled, stalled.presence.maintain(), 3.0)
 
     (entry,) = line(world)
-    assert entry.process == next_one.line.process
+    assert entry.process == next_one.queue.own.process
 
 
 def test_a_line_that_cannot_be_left_is_left_to_others_some_day(world: World) -> None:
@@ -362,7 +363,7 @@ def test_a_line_that_cannot_be_left_is_left_to_others_some_day(world: World) -> 
         one.interrupt(CancelledError())
     world.fates.extend([UNSENT] * 10_000)
 
-    first.start(first.line.tend(first.operations)).finish()
+    first.start(first.presence.maintain()).finish()
 
     assert 300.0 <= world.now < 400.0
 
@@ -376,16 +377,16 @@ def test_who_draws_a_number_does_not_put_another_behind_him_who_is_more_urgent(w
     before.release()
     assert woken(waits)
     waits = slow.acquiring()
-    while not (isinstance(waits.effect, Request) and "SET #tickets" in str(waits.effect.params)):
+    while not (isinstance(waits.effect, Request) and "SET #last_ticket" in str(waits.effect.params)):
         waits.step()
     for host, priority in ((usual, 0), (urgent, 5)):
         waiting(host, priority=priority)
-    first = world.record().first
+    first = world.record().queue_head
     assert first
 
     waits.step()  # it has seen no line
 
-    assert world.record().first == first
+    assert world.record().queue_head == first
 
 
 @pytest.mark.parametrize("away", [0.0, 300.0], ids=["at once", "when the other is long dead"])
@@ -397,7 +398,7 @@ def test_a_waiter_that_goes_on_in_another_process_keeps_its_place(world: World, 
     one = waiting(triggerer, lease_id="ti-1", undo=False)
     with pytest.raises(KeyboardInterrupt):
         one.interrupt(KeyboardInterrupt())
-    run_a_while(triggerer, triggerer.line.tend(triggerer.operations), 3.0)
+    run_a_while(triggerer, triggerer.presence.maintain(), 3.0)
     assert owners(world) == ["triggerer"], "somebody may go on in it soon"
     world.now += away
     two = waiting(second)
@@ -435,8 +436,8 @@ def test_who_resigns_for_a_waiter_frees_its_place_at_once(world: World) -> None:
     two = waiting(second)
     with pytest.raises(KeyboardInterrupt):
         one.interrupt(KeyboardInterrupt())
-    triggerer.start(triggerer.line.resign(KEY, "ti-1")).finish()
-    run_a_while(triggerer, triggerer.line.tend(triggerer.operations), 3.0)
+    triggerer.start(triggerer.queue.dequeue_attempt(KEY, "ti-1")).finish()
+    run_a_while(triggerer, triggerer.presence.maintain(), 3.0)
     assert owners(world) == ["second"]
     holder.release()
 
@@ -449,7 +450,7 @@ def test_a_place_that_nobody_goes_on_in_is_a_dead_ones(world: World) -> None:
     one = waiting(triggerer, lease_id="ti-1", undo=False)
     with pytest.raises(KeyboardInterrupt):
         one.interrupt(KeyboardInterrupt())
-    run_a_while(triggerer, triggerer.line.tend(triggerer.operations), 3.0)
+    run_a_while(triggerer, triggerer.presence.maintain(), 3.0)
     two = waiting(second)
     world.now += 60.0
     holder.release()
@@ -507,12 +508,12 @@ def test_a_process_has_one_name_though_two_threads_ask_for_it_at_once(world: Wor
     def stamp() -> Stamp:
         if not quicker:
             quicker.append("a thread that asks while the other makes its stamp")
-            quicker[0] = host.line.process
+            quicker[0] = host.queue.own.process
         return host.stamp()
 
-    host.line.stamp = stamp
+    host.queue.own.stamp = stamp
 
-    assert host.line.process == quicker[0] == host.line.process
+    assert host.queue.own.process == quicker[0] == host.queue.own.process
 
 
 def test_a_standing_is_described(world: World) -> None:
@@ -521,6 +522,6 @@ def test_a_standing_is_described(world: World) -> None:
         waiting(Host(world, name))
     waiters = line(world)
 
-    third, first = (standings(waiters)[waiters[number].place] for number in (2, 0))
+    third, first = (queue_positions(waiters)[waiters[number].place] for number in (2, 0))
     assert third.describe() == "3rd of 3, behind prod/b"
     assert first.describe() == "1st of 3"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Request
-from airflow_dynamo_lock.protocol.errors import LockTimeoutError, LockUnavailableError
-from airflow_dynamo_lock.protocol.model import Busy, Granted, Lost, Released, Renewed
+from airflow_dynamo_lock.core.effects import Request
+from airflow_dynamo_lock.core.model.errors import LockTimeoutError, LockUnavailableError
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost, Released, Renewed
 from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, UNSENT, Host, World
 
 
@@ -113,7 +113,7 @@ def test_a_release_whose_answer_is_lost_is_a_release(world: World, fate: str) ->
 def test_a_release_sent_again_does_not_free_the_successors_lock(world: World) -> None:
     host = Host(world, "a")
     host.take("first")
-    releasing = host.start(host.operations.release(KEY, "first", 1, 15_000, heard=True))
+    releasing = host.start(host.operations.release(KEY, "first", 1, 15_000, confirmed=True))
     world.fates.append(LOST)
     releasing.step()
     Host(world, "b").take("second")
@@ -142,7 +142,7 @@ def test_entering_and_leaving_survive_a_lost_reply(world: World, fate: str) -> N
             with pytest.raises(LockUnavailableError):
                 step("pid-1")
         assert isinstance(step("pid-1"), Renewed)
-    assert world.record().holders["a"].inside == {}
+    assert world.record().holders["a"].processes == {}
 
 
 # -- giving up on an acquire of unknown fate ------------------------------------------------------------------------

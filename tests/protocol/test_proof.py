@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Stamp
-from airflow_dynamo_lock.protocol.errors import CapacityMismatchError
-from airflow_dynamo_lock.protocol.model import LockRecord
-from airflow_dynamo_lock.protocol.native import NativeFormat
-from airflow_dynamo_lock.protocol.places import next_number
+from airflow_dynamo_lock.core.effects import Stamp
+from airflow_dynamo_lock.core.model.errors import CapacityMismatchError
+from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.table.position import next_number
 from tests.simulation import HOURS, KEY, TABLE, Host, World
 
 _WEEK = 7 * 24 * HOURS
@@ -81,9 +81,9 @@ def test_a_late_claim_takes_no_slot_of_another_capacity(world: World) -> None:
 def test_to_lower_the_head_of_a_queue_never_raises_it(world: World) -> None:
     host = Host(world, "a")
     host.take()
-    world.store(**(world.item() or {}) | {"first": {"S": "0999/000000000000005"}})
+    world.store(**(world.item() or {}) | {"queue_head": {"S": "0999/000000000000005"}})
 
-    assert host.send(NativeFormat(TABLE).lower(KEY, "0999/000000000000009/late")).refused
+    assert host.send(NativeFormat(TABLE).lower_head(KEY, "0999/000000000000009/late")).refused
 
 
 def test_a_lease_does_not_cool_down_with_a_process_inside(world: World) -> None:
@@ -94,7 +94,7 @@ def test_a_lease_does_not_cool_down_with_a_process_inside(world: World) -> None:
     host.enter("pid-1")
     holder = replace(holder, version=world.record().holders["a"].version)
 
-    assert host.send(NativeFormat(TABLE).rest(KEY, holder, 50_000, host.stamp())).refused
+    assert host.send(NativeFormat(TABLE).cool_down(KEY, holder, 50_000, host.stamp())).refused
 
 
 def test_a_token_is_not_put_right_over_one_that_was_granted_since(world: World) -> None:
@@ -103,14 +103,14 @@ def test_a_token_is_not_put_right_over_one_that_was_granted_since(world: World) 
     seen = world.record()
     Host(world, "b").take(capacity=2)
 
-    assert host.send(NativeFormat(TABLE).put_right(host.claim(capacity=2), seen, 5, host.stamp())).refused
+    assert host.send(NativeFormat(TABLE).correct_grant(host.claim(capacity=2), seen, 5, host.stamp())).refused
 
 
 def test_a_claim_leaves_slots_for_those_before_it_in_the_queue(world: World) -> None:
     host = Host(world, "a")
     Host(world, "b").take(slots=2, capacity=3)
 
-    write = NativeFormat(TABLE).take_room(host.claim(capacity=3), host.stamp(), world.record(), leave=1)
+    write = NativeFormat(TABLE).acquire_slots(host.claim(capacity=3), host.stamp(), world.record(), leave=1)
 
     assert host.send(write).refused
 
@@ -118,6 +118,6 @@ def test_a_claim_leaves_slots_for_those_before_it_in_the_queue(world: World) -> 
 def test_a_place_is_handed_on_only_by_the_process_that_stands_in_it(world: World) -> None:
     host = Host(world, "a")
 
-    write = NativeFormat(TABLE).hand_place(KEY, "0999/000000000000009/v", "waiting:gone", host.stamp())
+    write = NativeFormat(TABLE).hand_over_entry(KEY, "0999/000000000000009/v", "waiting:gone", host.stamp())
 
     assert host.send(write).refused, "nobody stands there"

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.errors import LockRecordError, LockTableError
-from airflow_dynamo_lock.protocol.limits import LONGEST
-from airflow_dynamo_lock.protocol.model import Granted, LockRecord, Lost
-from airflow_dynamo_lock.protocol.records import waiter_record
+from airflow_dynamo_lock.core.model.errors import LockRecordError, LockTableError
+from airflow_dynamo_lock.core.model.limits import LONGEST_TIME
+from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
+from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.table.codec import encode
+from airflow_dynamo_lock.core.table.items import waiter_record
 from tests.simulation import BEGIN_MS, KEY, Host, World, a_holder
 
 HOLDER = {
@@ -21,7 +22,7 @@ HOLDER = {
     "version": "v1",
     "acquired_at": BEGIN_MS,
     "renewed_at": BEGIN_MS,
-    "inside": {},
+    "processes": {},
 }
 HELD = {"capacity": 1, "available": 0, "holders": {"a": HOLDER}, "token": 17, "expires_at": 2_000_000_000}
 IDLE = HELD | {"available": 1, "holders": {}}
@@ -48,7 +49,7 @@ DAMAGED = {
     },
     **{
         f"a holder without {name}": HELD | {"holders": {"a": _without(HOLDER, name)}}
-        for name in ("owner", "slots", "lease_ms", "version", "acquired_at", "inside")
+        for name in ("owner", "slots", "lease_ms", "version", "acquired_at", "processes")
     },
     "held, capacity as text": HELD | {"capacity": "1"},
     "held, capacity as a truth value": HELD | {"capacity": True},
@@ -72,13 +73,13 @@ DAMAGED = {
     "a holder acquired beyond all time": _holder(acquired_at=10**20),
     "a holder renewed at no time": _holder(renewed_at="yesterday"),
     "a holder renewed beyond all time": _holder(renewed_at=10**20),
-    "a holder whose inside is a list": _holder(inside=["pid-1"]),
+    "a holder whose inside is a list": _holder(processes=["pid-1"]),
     "a holder whose about is text": _holder(about="dag"),
-    "held, seeded by a number": HELD | {"seed": 7},
-    "idle, seeded by a number": IDLE | {"seed": 7},
-    "idle, seeded by nothing": IDLE | {"seed": None},
-    "held, vacated at no time": HELD | {"vacated_at": "yesterday"},
-    "idle, vacated beyond all time": IDLE | {"vacated_at": 10**20},
+    "held, seeded by a number": HELD | {"token_base": 7},
+    "idle, seeded by a number": IDLE | {"token_base": 7},
+    "idle, seeded by nothing": IDLE | {"token_base": None},
+    "held, vacated at no time": HELD | {"last_freed_at": "yesterday"},
+    "idle, vacated beyond all time": IDLE | {"last_freed_at": 10**20},
     "counters that do not add up": HELD | {"available": 1, "capacity": 3},
     "a held lock that counts as free": HELD | {"available": 1},
     "a free lock that counts as held": IDLE | {"available": 0},
@@ -89,7 +90,7 @@ DAMAGED = {
 
 # What the first write of an acquire meets as well, since it names the format.
 DAMAGED |= {
-    f"{name}, seeded": values | {"seed": "checked"}
+    f"{name}, seeded": values | {"token_base": "verified"}
     for name, values in DAMAGED.items()
     if "idle" in name and "seed" not in name
 }
@@ -143,16 +144,16 @@ def test_the_least_that_a_record_may_say_is_read(world: World) -> None:
         "acquired_at": 0,
         "renewed_at": 0,
         "hold_until": 0,
-        "inside": {"p": 0},
+        "processes": {"p": 0},
     }
-    world.store(**{name: encode(value) for name, value in (_holder(**least) | {"vacated_at": 0}).items()})
+    world.store(**{name: encode(value) for name, value in (_holder(**least) | {"last_freed_at": 0}).items()})
 
     record = world.record()
 
     holder = record.holders["a"]
-    assert (holder.lease_ms, holder.grace_ms, holder.inside) == (1, 1, {"p": 0})
+    assert (holder.lease_ms, holder.grace_ms, holder.processes) == (1, 1, {"p": 0})
     assert (holder.acquired_at_ms, holder.renewed_at_ms, holder.hold_until_ms) == (0, 0, 0)
-    assert record.vacated_at_ms == 0
+    assert record.last_freed_at_ms == 0
 
 
 def test_the_least_that_the_entry_of_a_waiter_may_say_is_read() -> None:
@@ -168,7 +169,7 @@ def test_the_least_that_the_entry_of_a_waiter_may_say_is_read() -> None:
     "changed",
     [
         {"acquired_at": 253_402_300_800_000},  # the year 10000, which no datetime shows
-        {"lease_ms": round(LONGEST * 1000) + 1},
+        {"lease_ms": round(LONGEST_TIME * 1000) + 1},
     ],
 )
 def test_a_number_that_nothing_could_have_written_is_damage(world: World, changed: dict[str, int]) -> None:
@@ -200,7 +201,11 @@ def test_attributes_that_we_do_not_know_are_let_be(world: World, host: Host) -> 
 
 
 def test_a_token_is_in_doubt_only_where_the_record_says_that_a_host_seeded_it(world: World) -> None:
-    for told, in_doubt in (({"seed": "guessed"}, True), ({"seed": "checked"}, False), ({}, False)):
+    for told, in_doubt in (
+        ({"token_base": "unverified"}, True),
+        ({"token_base": "verified"}, False),
+        ({}, False),
+    ):
         world.store(**{name: encode(value) for name, value in (IDLE | told).items()})
         assert world.record().unproven is in_doubt, told
 
@@ -214,7 +219,7 @@ def test_the_token_of_a_record_that_tells_nothing_of_its_seed_is_taken_as_it_is(
 
     assert granted.token == 18
     assert world.actions() == ["UpdateItem"] * 2, "it has to be seen first, to be sure that it has a token"
-    assert world.record().seed == "checked"
+    assert world.record().token_base == "verified"
 
 
 def test_a_record_says_who_holds_the_lock_since_when_and_when_last_heard_of() -> None:
@@ -234,10 +239,11 @@ def test_a_record_is_the_same_whenever_it_is_read() -> None:
 
 def test_a_holder_of_yesterday_is_named_with_the_date() -> None:
     noon = 1_800_014_400_000
-    holder = a_holder(acquired_at_ms=noon, inside={"1": noon, "2": noon}, ending=True)
+    holder = a_holder(acquired_at_ms=noon, processes={"1": noon, "2": noon}, draining=True)
 
     assert (
-        holder.describe(noon + 24 * 3_600_000) == "me since 2027-01-15 12:00 UTC, 2 processes inside, ending"
+        holder.describe(noon + 24 * 3_600_000)
+        == "me since 2027-01-15 12:00 UTC, 2 processes inside, draining"
     )
 
 

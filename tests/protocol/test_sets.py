@@ -6,25 +6,17 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.effects import Request
-from airflow_dynamo_lock.protocol.errors import (
+from airflow_dynamo_lock.core.effects import Request
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockNotFoundError,
     LockRecordError,
     LockTimeoutError,
 )
-from airflow_dynamo_lock.protocol.limits import SHARED
-from airflow_dynamo_lock.protocol.model import (
-    Abandoned,
-    Busy,
-    Claim,
-    Ending,
-    Granted,
-    Lease,
-    Lost,
-    Released,
-    Renewed,
-)
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.outcomes import Busy, Draining, Granted, Lost, Released, Renewed
 from tests.protocol.test_line import run_a_while, until_waiting, woken
 from tests.simulation import LOST, LOST_THEN_RETRIED, UNSENT, Host, Paused, World, a_lease
 
@@ -52,7 +44,7 @@ def leases(host: Host, keys: str) -> list[Lease]:
 
 
 def release_all(host: Host, keys: str) -> Any:
-    return host.run(host.operations.release_all(leases(host, keys), heard=True))
+    return host.run(host.operations.release_all(leases(host, keys), confirmed=True))
 
 
 def holders(world: World, keys: str) -> dict[str, list[str]]:
@@ -167,7 +159,7 @@ def test_two_that_want_the_same_in_another_order_do_not_wait_for_each_other(worl
     release_all(one, "ab")
     assert woken(second) is not None
     assert holders(world, "ab") == {"a": ["two"], "b": ["two"]}
-    assert world.record("a").first is None
+    assert world.record("a").queue_head is None
 
 
 def test_who_waits_for_several_is_not_starved_by_those_who_want_one(world: World) -> None:
@@ -210,14 +202,14 @@ def test_who_gives_up_leaves_all_lines(world: World) -> None:
     with pytest.raises(LockTimeoutError, match=r"'a' was not free within 5 s. Locked by holder"):
         waits.finish()
     for key in "ab":
-        assert both.run(both.line.everybody(key)) == []
+        assert both.run(both.queue.reader.waiters(key)) == []
 
 
 def test_who_is_cut_off_while_it_leaves_leaves_all_lines_later(world: World) -> None:
     holder, both = Host(world, "holder"), Host(world, "both")
     take_all(holder, "ab")
     waits = waiting_for(both, "ab", timeout=5.0)
-    places = {key: [each.place for each in both.run(both.line.everybody(key))] for key in "ab"}
+    places = {key: [each.place for each in both.run(both.queue.reader.waiters(key))] for key in "ab"}
     assert places["a"] == places["b"], "the same number was drawn in both"
     world.now += 6.0
     waits.until("TransactWriteItems")
@@ -225,10 +217,10 @@ def test_who_is_cut_off_while_it_leaves_leaves_all_lines_later(world: World) -> 
     with pytest.raises(LockTimeoutError):
         waits.finish()
 
-    run_a_while(both, both.line.tend(both.operations), 3.0)
+    run_a_while(both, both.presence.maintain(), 3.0)
 
     other = Host(world, "other")
-    assert [other.run(other.line.everybody(key)) for key in "ab"] == [[], []]
+    assert [other.run(other.queue.reader.waiters(key)) for key in "ab"] == [[], []]
 
 
 def test_who_draws_at_the_same_time_draws_again(world: World) -> None:
@@ -265,7 +257,7 @@ def test_of_two_sets_one_comes_first_in_every_queue(world: World, requests: int)
     waiting_for(two, "ba")
     until_waiting(first)
 
-    queues = [[each.owner for each in holder.run(holder.line.everybody(key))] for key in "ab"]
+    queues = [[each.owner for each in holder.run(holder.queue.reader.waiters(key))] for key in "ab"]
 
     assert sorted(queues[0]) == ["one", "two"]
     assert queues[0] == queues[1]
@@ -322,7 +314,7 @@ def test_of_a_set_only_that_is_abandoned_which_processes_are_inside(world: World
 
     outcomes = release_all(me, "ab")
 
-    assert [type(each) for each in outcomes] == [Released, Abandoned]
+    assert [type(each) for each in outcomes] == [Released, Draining]
 
 
 def test_the_keeper_of_a_set_keeps_what_is_left_of_it(world: World) -> None:
@@ -338,7 +330,7 @@ def test_the_keeper_of_a_set_keeps_what_is_left_of_it(world: World) -> None:
 
     release_all(me, "b")
 
-    assert isinstance(keeper.finish(), Ending)
+    assert isinstance(keeper.finish(), Draining)
 
 
 def test_what_is_left_of_a_set_that_was_lost_before_it_was_heard_of_is_given_back(world: World) -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_dynamo_lock.protocol import staleness
-from airflow_dynamo_lock.protocol.effects import Reply
-from airflow_dynamo_lock.protocol.limits import MARGIN
-from airflow_dynamo_lock.protocol.model import Busy, Granted, LockRecord
-from airflow_dynamo_lock.protocol.staleness import MAX_CLOCK_SKEW, Observer
+from airflow_dynamo_lock.core import liveness as staleness
+from airflow_dynamo_lock.core.effects import Reply
+from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW, Observer
+from airflow_dynamo_lock.core.model.limits import MARGIN
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
+from airflow_dynamo_lock.core.model.record import LockRecord
 from tests.simulation import BEGIN_MS, HOURS, KEY, Host, World, a_holder
 
 LEASE_MS = 30_000

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol import streams
-from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.effects import Reply, Request, Sleep, WaitForRoom
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError
-from airflow_dynamo_lock.protocol.native import NativeFormat
-from airflow_dynamo_lock.protocol.staleness import Observer
-from airflow_dynamo_lock.protocol.streams import StreamGoneError, StreamReader
-from airflow_dynamo_lock.protocol.watch import Ticket
+from airflow_dynamo_lock.core.effects import Reply, Request, Sleep, WaitForSlots
+from airflow_dynamo_lock.core.liveness import Observer
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockUnavailableError
+from airflow_dynamo_lock.core.table.codec import encode
+from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.wait import stream as streams
+from airflow_dynamo_lock.core.wait.poller import WaiterHandle
+from airflow_dynamo_lock.core.wait.stream import StreamGoneError, StreamReader
 from tests.protocol.test_watch import a_watch
 
 TABLE = "locks"
@@ -46,13 +46,13 @@ class Stream:
         self.now = 1000.0
         self.slept = 0.0
         self.watch = a_watch(lambda: self.now)
-        self.ticket = Ticket(WaitForRoom("k", 1, True, 1.0, None), lambda _: None)
+        self.ticket = WaiterHandle(WaitForSlots("k", 1, True, 1.0, None), lambda _: None)
         self.watch.add(self.ticket)
         self._hear()
         self.follow()
 
     def _hear(self) -> None:
-        changed, heard = self.watch.changed, self.watch.heard
+        changed, confirmed = self.watch.changed, self.watch.confirmed
 
         def tell_changed(keys: Any = None) -> None:
             named = None if keys is None else list(keys)
@@ -63,10 +63,10 @@ class Stream:
         def tell_heard(until: float | None) -> None:
             if until is not None or self.told[-1:] not in ([], [None]):
                 self.told.append(until)
-            heard(until)
+            confirmed(until)
 
         self.watch.changed = tell_changed  # type: ignore[method-assign]
-        self.watch.heard = tell_heard  # type: ignore[method-assign]
+        self.watch.confirmed = tell_heard  # type: ignore[method-assign]
 
     def follow(self) -> None:
         if not hasattr(self, "reader"):
@@ -372,7 +372,7 @@ class Poll:
         self.items: dict[str, dict[str, Any]] = {}
         self.failure: Exception | None = None
         self.watch = a_watch(lambda: self.now)
-        self.watch.hurry = self._hurry
+        self.watch.wake_up = self._wake_up
         for key in takers:
             self.watch.add(self.ticket(key, interval))
         self._poller = self.watch.poll()
@@ -380,10 +380,10 @@ class Poll:
         self._slept_at = 0.0
         self._hurried = False
 
-    def ticket(self, key: str, interval: float = 1.0) -> Ticket:
-        return Ticket(WaitForRoom(key, 1, True, interval, None), lambda _: self.woken.append(key))
+    def ticket(self, key: str, interval: float = 1.0) -> WaiterHandle:
+        return WaiterHandle(WaitForSlots(key, 1, True, interval, None), lambda _: self.woken.append(key))
 
-    def _hurry(self) -> None:
+    def _wake_up(self) -> None:
         self._hurried = True
 
     def until(self, at: float, *, hears: bool = True) -> None:
@@ -391,7 +391,7 @@ class Poll:
         while self.now < at:
             self.now = round(self.now + 0.1, 3)
             if hears and round(self.now * 10) % 2 == 0:
-                self.watch.heard(self.now)
+                self.watch.confirmed(self.now)
             self.go()
 
     def go(self) -> None:
@@ -423,7 +423,7 @@ def lock(key: str, *, lease: float = 600.0, free: bool = False, version: str = "
         "entry": "lock",
         "capacity": 1,
         "available": 1 if free else 0,
-        "holders": {} if free else {"a": {**holder, "acquired_at": 0, "inside": {}}},
+        "holders": {} if free else {"a": {**holder, "acquired_at": 0, "processes": {}}},
         "token": 1,
     }
     return {name: encode(value) for name, value in values.items()}
@@ -472,7 +472,7 @@ def test_when_the_stream_falls_silent_polling_is_back_at_its_pace(says: str) -> 
     poll.until(5)
     poll.new_reads()
     if says == "an end":
-        poll.watch.heard(None)
+        poll.watch.confirmed(None)
         poll.go()
         assert [at for at, *_ in poll.reads] == [5], "at once"
     poll.until(10, hears=False)
@@ -488,7 +488,7 @@ def test_a_newcomers_lock_is_looked_at_even_if_its_change_was_told_just_before()
     poll.new_reads()
     poll.items["new"] = lock("new", free=True)
     if poll.watch.add(poll.ticket("new")):
-        poll.watch.hurry()
+        poll.watch.wake_up()
     poll.go()
 
     assert poll.new_reads() == [(2, ["new"], True)]

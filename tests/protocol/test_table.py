@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol import table
-from airflow_dynamo_lock.protocol.effects import Reply, Request, Sleep
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockError, LockTableError
-from airflow_dynamo_lock.protocol.native import NativeFormat
+from airflow_dynamo_lock.core.effects import Reply, Request, Sleep
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockError, LockTableError
+from airflow_dynamo_lock.core.table import schema as table
+from airflow_dynamo_lock.core.table.native import NativeFormat
 from tests.simulation import Host, Paused, World
 
 NAME = "new-table"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_dynamo_lock.protocol.errors import CapacityMismatchError
-from airflow_dynamo_lock.protocol.model import Busy, Granted
+from airflow_dynamo_lock.core.model.errors import CapacityMismatchError
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from tests.simulation import KEY, Host, World
 
 LEASE = 30.0
@@ -300,7 +300,7 @@ def test_a_later_attempt_waits_for_the_processes_of_the_earlier_and_shortens_its
     busy = host.take("attempt-2", attempt_of="dag/run/task")
 
     assert isinstance(busy, Busy)
-    assert world.record().holders["attempt-1"].ending
+    assert world.record().holders["attempt-1"].draining
     assert world.record().holders["attempt-1"].lease_ms == 7_000
 
     # When that process has left, the lock is free.

@@ -7,23 +7,26 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.protocol.attributes import encode
-from airflow_dynamo_lock.protocol.effects import Operation, Reply, Request, Sleep, Stamp, Tell, WaitForRoom
-from airflow_dynamo_lock.protocol.errors import LockAccessError, LockUnavailableError
-from airflow_dynamo_lock.protocol.line import Line
-from airflow_dynamo_lock.protocol.model import LockRecord, Standing, Waiter
-from airflow_dynamo_lock.protocol.native import NativeFormat
-from airflow_dynamo_lock.protocol.places import mark_after, place_of
-from airflow_dynamo_lock.protocol.staleness import Observer
-from airflow_dynamo_lock.protocol.watch import Sight, Ticket, Watch, _may_be_next, _pause
+from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Request, Sleep, Stamp, WaitForSlots
+from airflow_dynamo_lock.core.liveness import Observer
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockUnavailableError
+from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition, Waiter
+from airflow_dynamo_lock.core.queue.queue import WaitQueue
+from airflow_dynamo_lock.core.queue.view import QueueReader
+from airflow_dynamo_lock.core.table.codec import encode
+from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.table.position import mark_after, place_of
+from airflow_dynamo_lock.core.wait.poller import EndListener, Poller, WaiterHandle, _may_be_next, _pause
 
 TABLE = "locks"
 
 
-def a_watch(now: Callable[[], float], versions: Callable[[], str] = lambda: "") -> Watch:
+def a_watch(now: Callable[[], float], versions: Callable[[], str] = lambda: "") -> Poller:
     """A watch on a table, whose pauses nothing stretches: the jitter of a stamp without a version is 0."""
     form, observer = NativeFormat(TABLE), Observer()
-    return Watch(form, observer, Line(form, lambda: Stamp(versions(), None, 0, now()), observer))
+    return Poller(
+        form, observer, WaitQueue.of(form, lambda: Stamp(versions(), None, 0, now()), observer).reader
+    )
 
 
 class Poll:
@@ -51,16 +54,16 @@ class Poll:
         poll_interval: float = 1.0,
         place: str | None = None,
         capacity: int | None = None,
-    ) -> Ticket:
+    ) -> WaiterHandle:
         def wake(failure: Exception | None) -> None:
             self.told.append(who if failure is None else (who, failure))
 
-        ticket = Ticket(WaitForRoom(key, slots, takes, poll_interval, None, capacity, place), wake)
+        ticket = WaiterHandle(WaitForSlots(key, slots, takes, poll_interval, None, capacity, place), wake)
         self.watch.add(ticket)
         return ticket
 
-    def look(self, who: str, lease_id: str, key: str = "k", *, poll_interval: float = 1.0) -> Sight:
-        sight = Sight(key, lease_id, poll_interval, lambda certain: self.told.append((who, certain)))
+    def look(self, who: str, lease_id: str, key: str = "k", *, poll_interval: float = 1.0) -> EndListener:
+        sight = EndListener(key, lease_id, poll_interval, lambda certain: self.told.append((who, certain)))
         self.watch.add(sight)
         return sight
 
@@ -86,7 +89,7 @@ class Poll:
                 effect = self._poller.throw(answer)
             else:
                 effect = self._poller.send(Reply(_output(answer), self.now, self.now))
-            while isinstance(effect, Tell):
+            while isinstance(effect, Callback):
                 effect.call()
                 effect = self._poller.send(None)
         assert isinstance(effect, Sleep), "the poll asks for more than was answered"
@@ -108,7 +111,7 @@ def lock(
     capacity: int = 1,
     lease_id: str = "a",
     version: str = "v1",
-    ending: bool = False,
+    draining: bool = False,
 ) -> dict[str, Any]:
     """The item of a lock, of which one holder has `held` slots."""
     holder = {
@@ -117,8 +120,8 @@ def lock(
         "lease_ms": 30_000,
         "version": version,
         "acquired_at": 0,
-        "inside": {},
-        **({"ending": True} if ending else {}),
+        "processes": {},
+        **({"draining": True} if draining else {}),
     }
     values = {
         "key": key,
@@ -138,7 +141,7 @@ FIRST, THIRD, SIXTH = (place_of(0, number, "x") for number in (1, 3, 6))
 
 
 def a_queue(head: str | None, available: int = 0) -> LockRecord:
-    return LockRecord("k", 8, available, {}, token=1, first=head)
+    return LockRecord("k", 8, available, {}, token=1, queue_head=head)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,8 @@ def test_a_lock_is_read_in_each_poll_unless_all_who_wait_for_it_here_are_far_fro
     places: list[str | None], head: str | None, free: int, polls: int
 ) -> None:
     tickets = [
-        Ticket(WaitForRoom("k", 1, True, 1.0, None, place=each), lambda failure: None) for each in places
+        WaiterHandle(WaitForSlots("k", 1, True, 1.0, None, place=each), lambda failure: None)
+        for each in places
     ]
     assert _pause(a_queue(head), tickets, free) == polls
 
@@ -189,11 +193,11 @@ def test_those_behind_leave_what_is_free_to_the_first_for_a_few_polls_only() -> 
 
 
 def test_a_ticket_is_for_one_place_in_one_queue() -> None:
-    wants = WaitForRoom("k", 1, True, 1.0, None, place=FIRST)
-    ticket = Ticket(wants, lambda failure: None)
-    assert ticket.is_for(WaitForRoom("k", 2, True, 5.0, None, place=FIRST))
-    assert not ticket.is_for(WaitForRoom("k", 1, True, 1.0, None, place=THIRD))
-    assert not ticket.is_for(WaitForRoom("other", 1, True, 1.0, None, place=FIRST))
+    wants = WaitForSlots("k", 1, True, 1.0, None, place=FIRST)
+    ticket = WaiterHandle(wants, lambda failure: None)
+    assert ticket.is_for(WaitForSlots("k", 2, True, 5.0, None, place=FIRST))
+    assert not ticket.is_for(WaitForSlots("k", 1, True, 1.0, None, place=THIRD))
+    assert not ticket.is_for(WaitForSlots("other", 1, True, 1.0, None, place=FIRST))
 
 
 def test_no_more_waiters_of_a_semaphore_are_woken_than_it_has_slots_left() -> None:
@@ -229,7 +233,7 @@ def test_who_wants_two_slots_of_a_plain_lock_is_woken_to_be_told_so() -> None:
 def test_the_first_in_the_queue_is_not_woken_while_the_lock_is_held() -> None:
     poll = Poll()
     poll.wait("first", place=FIRST)
-    poll.once({**lock(), "first": encode(FIRST)})
+    poll.once({**lock(), "queue_head": encode(FIRST)})
     assert poll.told == []
 
 
@@ -238,11 +242,11 @@ def test_with_a_stream_what_is_free_is_read_again_at_the_next_interval_until_it_
     poll = Poll()
     poll.wait("one")
     poll.now = 10.0
-    poll.watch.heard(10.0)
+    poll.watch.confirmed(10.0)
     poll.once(lock(held=0))
     assert poll.watch._due == {"k": 11.0}
     poll.now = 11.0
-    poll.watch.heard(11.0)
+    poll.watch.confirmed(11.0)
     poll.once([])
     assert poll.watch._due == {}
     assert poll.slept > 0
@@ -427,12 +431,12 @@ def test_a_waiter_more_impatient_than_the_sleeping_poller_hurries_it() -> None:
     poll.wait("patient", poll_interval=60.0)
     poll.sleep()
 
-    def hurries(place: Ticket | Sight) -> bool:
+    def hurries(place: WaiterHandle | EndListener) -> bool:
         return poll.watch.add(place)
 
-    assert hurries(Ticket(WaitForRoom("k", 1, True, 1.0, None), lambda _: None))
-    assert hurries(Sight("k", "a", 1.0, lambda _: None))
-    assert not hurries(Ticket(WaitForRoom("k", 1, True, 60.0, None), lambda _: None))
+    assert hurries(WaiterHandle(WaitForSlots("k", 1, True, 1.0, None), lambda _: None))
+    assert hurries(EndListener("k", "a", 1.0, lambda _: None))
+    assert not hurries(WaiterHandle(WaitForSlots("k", 1, True, 60.0, None), lambda _: None))
 
 
 def test_keys_that_dynamodb_did_not_get_to_are_not_taken_for_free() -> None:
@@ -454,7 +458,7 @@ def test_whoever_looks_after_a_lease_is_told_when_it_is_gone_or_ending() -> None
     poll.once(lock())
     assert poll.told == []
 
-    poll.once(lock(ending=True))
+    poll.once(lock(draining=True))
     poll.once(lock(lease_id="successor"))
     poll.once(lock(held=0))
     poll.once([])
@@ -531,7 +535,7 @@ class Queues:
         self.read: list[str] = []
         self.owners: dict[str, list[str]] = {}
 
-    def everybody(self, _: Line, key: str) -> Operation[list[Waiter]]:
+    def everybody(self, _: QueueReader, key: str) -> Operation[list[Waiter]]:
         self.read.append(key)
         yield from ()
         return [
@@ -543,23 +547,26 @@ class Queues:
 def queues(monkeypatch: pytest.MonkeyPatch) -> Queues:
     """Queues that are read without requests."""
     found = Queues()
-    monkeypatch.setattr(Line, "everybody", lambda *arguments: found.everybody(*arguments))
+    monkeypatch.setattr(QueueReader, "waiters", lambda *arguments: found.everybody(*arguments))
     return found
 
 
 def stand(
-    watch: Watch, place: str, key: str = "k", on_place: Callable[[Standing], None] = lambda standing: None
-) -> Ticket:
-    ticket = Ticket(
-        WaitForRoom(key, 1, True, 1.0, None, place=place, on_place=on_place), lambda failure: None
+    watch: Poller,
+    place: str,
+    key: str = "k",
+    on_position: Callable[[QueuePosition], None] = lambda standing: None,
+) -> WaiterHandle:
+    ticket = WaiterHandle(
+        WaitForSlots(key, 1, True, 1.0, None, place=place, on_position=on_position), lambda failure: None
     )
     watch.add(ticket)
     return ticket
 
 
-def see(watch: Watch, polls: int, *, tickets: int) -> None:
+def see(watch: Poller, polls: int, *, tickets: int) -> None:
     for _ in range(polls):
-        list(watch._tell_places("k", LockRecord("k", 1, 0, {}, token=1, tickets=tickets)))
+        list(watch._tell_places("k", LockRecord("k", 1, 0, {}, token=1, last_ticket=tickets)))
 
 
 def seconds_of_polls(poll: Poll, seconds: int, *keys: str) -> None:
@@ -595,9 +602,9 @@ def test_who_comes_to_stand_after_the_others_were_told_is_told_too(queues: Queue
 
 def test_a_waiter_whose_entry_is_not_in_the_queue_is_told_nothing(queues: Queues) -> None:
     poll = Poll()
-    told: list[Standing] = []
+    told: list[QueuePosition] = []
     queues.owners["k"] = ["0999/1/a"]
-    stand(poll.watch, "0999/2/b", on_place=told.append)
+    stand(poll.watch, "0999/2/b", on_position=told.append)
     poll.once(lock())
     assert queues.read == ["k"]
     assert told == []
@@ -607,7 +614,7 @@ def test_a_waiter_learns_within_seconds_that_one_ahead_of_it_has_given_up(queues
     """One who was not the first leaves the lock's record as it is."""
     poll, told = Poll(), list[str]()
     queues.owners["k"] = ["one", "two", "me"]
-    stand(poll.watch, "me", on_place=lambda standing: told.append(standing.describe()))
+    stand(poll.watch, "me", on_position=lambda standing: told.append(standing.describe()))
     seconds_of_polls(poll, 5, "k")
     assert told[-1] == "3rd of 3, behind two"
 
@@ -623,7 +630,7 @@ def test_a_waiter_learns_within_seconds_that_one_ahead_of_it_has_given_up(queues
 def test_a_waiter_learns_at_the_next_poll_that_one_of_its_own_process_has_given_up(queues: Queues) -> None:
     poll, told = Poll(), list[str]()
     queues.owners["k"] = ["one", "two", "me"]
-    stand(poll.watch, "me", on_place=lambda standing: told.append(standing.describe()))
+    stand(poll.watch, "me", on_position=lambda standing: told.append(standing.describe()))
     two = stand(poll.watch, "two")
     seconds_of_polls(poll, 5, "k")
 
@@ -670,7 +677,7 @@ def test_queues_that_cannot_be_read_do_not_keep_others_from_being_read(
     seconds_of_polls(poll, 5, "bad", "good")
     read = queues.everybody
 
-    def everybody(line: Line, key: str) -> Operation[list[Waiter]]:
+    def everybody(line: QueueReader, key: str) -> Operation[list[Waiter]]:
         if key == "bad":
             raise LockUnavailableError("throttled", maybe_applied=False)
         return (yield from read(line, key))

@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from airflow_dynamo_lock.protocol.streams import STREAM_ACTIONS
+from airflow_dynamo_lock.core.wait.stream import STREAM_ACTIONS
 
 ACCOUNT = "arn:aws:dynamodb:eu-central-1:111122223333:table/"
 _LEADING_KEYS = "dynamodb:LeadingKeys"

@@ -34,19 +34,19 @@ from airflow_dynamo_lock import (
     LockError,
     sdk_config,
 )
-from airflow_dynamo_lock.protocol.errors import (
-    CapacityMismatchError,
-    LockAccessError,
-    LockLostError,
-    LockRecordError,
-)
-from airflow_dynamo_lock.protocol.model import Standing
-from airflow_dynamo_lock.triggers import (
+from airflow_dynamo_lock.airflow.triggers import (
     DynamoLockAcquireTrigger,
     DynamoLockHeartbeatTrigger,
     DynamoLockReleaseTrigger,
     DynamoLockSensorTrigger,
 )
+from airflow_dynamo_lock.core.model.errors import (
+    CapacityMismatchError,
+    LockAccessError,
+    LockLostError,
+    LockRecordError,
+)
+from airflow_dynamo_lock.core.model.record import QueuePosition
 from tests.engines import MotoServer
 from tests.security.policies import Guarded
 
@@ -184,14 +184,16 @@ def test_a_life_in_line(told: Told, url: str) -> None:
     locks, others = (LockClient(sdk(url), table=TABLE, owner=owner) for owner in ("me", "somebody else"))
     blocker = locks.try_acquire("line", data=DATA, min_hold=3600)
     assert blocker
-    in_line, places = threading.Event(), list[Standing]()
+    in_line, places = threading.Event(), list[QueuePosition]()
 
     def wait() -> None:
-        def note(standing: Standing) -> None:
+        def note(standing: QueuePosition) -> None:
             places.append(standing)
             in_line.set()
 
-        lease = others.acquire("line", data=DATA, on_place=note, poll_interval=0.05, priority=3, timeout=60)
+        lease = others.acquire(
+            "line", data=DATA, on_position=note, poll_interval=0.05, priority=3, timeout=60
+        )
         told.note(lease, lease.reclaimed, others.give_back(lease))
 
     waiting = threading.Thread(target=wait)
@@ -216,9 +218,9 @@ def test_a_waiter_that_describes_none(told: Told, url: str) -> None:
 @pytest.mark.parametrize(
     "attributes",
     [
-        {"first": {"M": {"note": {"S": PAYLOAD}}}},
-        {"tickets": {"S": PAYLOAD}},
-        {"fixed": {"S": PAYLOAD}},
+        {"queue_head": {"M": {"note": {"S": PAYLOAD}}}},
+        {"last_ticket": {"S": PAYLOAD}},
+        {"capacity_pinned": {"S": PAYLOAD}},
         {"holders": {"M": {"a": {"M": {"hold_until": {"S": PAYLOAD}}}}}},
         {"data": {"M": {"note": {"S": PAYLOAD}}}},
         {"data": {"S": PAYLOAD}},

@@ -17,10 +17,10 @@ from moto import mock_aws
 from moto.core import enable_iam_authentication
 
 from airflow_dynamo_lock import Lease, LockAccessError, LockClient
-from airflow_dynamo_lock.protocol.effects import WaitForRoom
-from airflow_dynamo_lock.protocol.model import Waiter
-from airflow_dynamo_lock.protocol.native import NativeFormat
-from airflow_dynamo_lock.protocol.watch import Ticket
+from airflow_dynamo_lock.core.effects import WaitForSlots
+from airflow_dynamo_lock.core.model.record import Waiter
+from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.wait.poller import WaiterHandle
 from tests.security.policies import Guarded, is_allowed
 from tests.test_documentation import ROOT
 
@@ -149,7 +149,7 @@ def held(sdk: Any, key: str, table: str = TABLE) -> Lease:
     lease = LockClient(sdk, table=table).try_acquire(key)
     assert lease is not None
     waiter = Waiter(key, "place", "their lease", "them", 1, 1, 0, 0, None, "waiting:them", "v", 1)
-    sdk.put_item(**NativeFormat(table).stand(waiter).params)
+    sdk.put_item(**NativeFormat(table).put_entry(waiter).params)
     return lease
 
 
@@ -242,8 +242,8 @@ def follows(sdk: Any, policy: dict[str, Any], table: str = "streamed_locks") -> 
     LockClient(sdk, table=table).create_table(streams=True)
     guarded = Guarded(sdk, policy), Guarded(boto3.client("dynamodbstreams", region_name=REGION), policy)
     locks = LockClient(guarded[0], table=table, streams=guarded[1])
-    watch = locks._core.watch
-    ticket = Ticket(WaitForRoom("k", 1, True, 1.0, None), lambda _: None)
+    watch = locks._core.poller
+    ticket = WaiterHandle(WaitForSlots("k", 1, True, 1.0, None), lambda _: None)
     watch.add(ticket)
     pauses = iter(range(3))
 
@@ -252,7 +252,7 @@ def follows(sdk: Any, policy: dict[str, Any], table: str = "streamed_locks") -> 
             watch.remove(ticket)
 
     locks._run(locks._core.stream_reader.follow(), sleep)
-    return watch._heard_at > -math.inf, *guarded
+    return watch._confirmed_until > -math.inf, *guarded
 
 
 def _for(policy: dict[str, Any], table: str) -> dict[str, Any]:

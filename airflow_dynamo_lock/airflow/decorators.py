@@ -1,0 +1,53 @@
+"""``@task.dynamo_lock(key=…)``: a Python function that runs while holding a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_dynamo_lock.airflow.operators import DynamoLockOperator
+from airflow_dynamo_lock.airflow.versions import DecoratedOperator, task_decorator_factory
+
+if TYPE_CHECKING:
+    from airflow_dynamo_lock.airflow.versions import TaskDecorator
+
+
+class _DynamoLockDecoratedOperator(DecoratedOperator, DynamoLockOperator):
+    """Wraps a Python callable and runs it while holding a lock."""
+
+    template_fields = (*DecoratedOperator.template_fields, *DynamoLockOperator.template_fields)
+    custom_operator_name = "@task.dynamo_lock"
+
+    def __init__(
+        self,
+        *,
+        python_callable: Callable[..., Any],
+        op_args: Collection[Any] | None = None,
+        op_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        upstream: dict[str, Any] = {
+            "python_callable": python_callable,
+            "op_args": op_args,
+            "op_kwargs": op_kwargs,
+        }
+        super().__init__(kwargs_to_upstream=upstream, **upstream, **kwargs)
+
+
+def dynamo_lock_task(
+    python_callable: Callable[..., Any] | None = None,
+    multiple_outputs: bool | None = None,
+    **kwargs: Any,
+) -> TaskDecorator:
+    """Make a task of a function that runs while holding a lock.
+
+    :param python_callable: the function.
+    :param multiple_outputs: store a returned dictionary's values as XComs of their own.
+    :param kwargs: the arguments of `DynamoLockOperator`, ``key`` among them.
+    """
+    return task_decorator_factory(
+        python_callable=python_callable,
+        multiple_outputs=multiple_outputs,
+        decorated_operator_class=_DynamoLockDecoratedOperator,
+        **kwargs,
+    )

@@ -1,0 +1,296 @@
+"""Between the AWS SDK and the protocol: settings, and what an SDK's answer or exception means.
+
+Rule R6 lives here: whatever is not known to be a success becomes a typed error, with one sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import Any
+
+from botocore import exceptions as aws
+from botocore.config import Config
+
+from airflow_dynamo_lock.client.clock import monotonic
+from airflow_dynamo_lock.core.effects import Reply, Request
+from airflow_dynamo_lock.core.model.errors import (
+    LockAccessError,
+    LockConflictError,
+    LockError,
+    LockRecordError,
+    LockTableError,
+    LockUnavailableError,
+    LockValueError,
+)
+from airflow_dynamo_lock.core.model.text import readable
+from airflow_dynamo_lock.core.table.schema import TableExistsError, TableMissingError
+from airflow_dynamo_lock.core.wait.stream import STREAM_ACTIONS, StreamGoneError
+
+#: How the SDK should be set up for a lock. Its own defaults wait a minute for an answer; a holder that cannot reach
+#: DynamoDB must know within seconds.
+SDK_SETTINGS: Mapping[str, Any] = {
+    "connect_timeout": 1,
+    "read_timeout": 2,
+    "tcp_keepalive": True,
+    "retries": {"mode": "standard", "total_max_attempts": 2},
+    "max_pool_connections": 50,
+    "parameter_validation": False,  # each request is built here, from arguments that were checked
+}
+
+
+def sdk_config(**overrides: Any) -> Config:
+    """`SDK_SETTINGS`, with `overrides`, for ``boto3.client("dynamodb", config=sdk_config())``."""
+    return Config(**{**SDK_SETTINGS, **overrides})
+
+
+# A condition did not hold; and, in S3, there is no such object, or somebody writes it just now.
+_REFUSED = {
+    "ConditionalCheckFailedException",
+    "PreconditionFailed",
+    "ConditionalRequestConflict",
+    "NoSuchKey",
+}
+
+# Another write to the item is on its way: a transaction, or a request in another region of a global table.
+_CONFLICTS = ("TransactionConflictException", "ReplicatedWriteConflictException")
+_UNAVAILABLE = {  # error code → whether the write may have been applied
+    "ProvisionedThroughputExceededException": False,
+    "ThrottlingException": False,
+    "Throttling": False,
+    "RequestLimitExceeded": False,
+    "LimitExceededException": False,
+    "TransactionInProgressException": False,
+    **dict.fromkeys(_CONFLICTS, False),
+    "TransactionCanceledException": False,
+    "InternalServerError": True,
+    "InternalFailure": True,
+    "ServiceUnavailable": True,
+    "ServiceUnavailableException": True,
+    "RequestTimeout": True,
+    "SlowDown": False,
+}
+_NO_ACCESS = {
+    "AccessDeniedException",
+    "AccessDenied",
+    "UnrecognizedClientException",
+    "InvalidClientTokenId",
+    "ExpiredTokenException",
+    "ExpiredToken",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "IncompleteSignature",
+    "IncompleteSignatureException",
+    "InvalidSignatureException",
+    "SignatureDoesNotMatch",
+    "OptInRequired",
+    "KMSAccessDeniedException",
+}
+
+# What a place in a stream is told once it is of no use any more.
+_STREAM_GONE = {"ResourceNotFoundException", "ExpiredIteratorException", "TrimmedDataAccessException"}
+
+# In a ValidationException: what DynamoDB, DynamoDB Local and moto say of a request whose keys are not the table's.
+_OTHER_KEYS = (
+    "key element does not match the schema",
+    "Missing the key",
+    "number of conditions on the keys",
+    "required keys was not given",
+    "Type mismatch for key",
+    "Type mismatch for attribute to update",
+)
+# In a ValidationException: a value of the request is not one that DynamoDB stores.
+_BAD_VALUE = re.compile(r"ExpressionAttributeValues contains invalid value: (.*?)\.? for key :(\w+)")
+# The argument that a value comes from, by its placeholder. All other values are our own.
+_ARGUMENTS = {"data": "`data`", "holders": "`about`", "me": "`about`"}
+_NO_CREDENTIALS = (
+    aws.NoCredentialsError,
+    aws.PartialCredentialsError,
+    aws.CredentialRetrievalError,
+    aws.TokenRetrievalError,
+    aws.SSOError,
+)
+
+
+def reply(output: Mapping[str, Any], sent_at: float, *, refused: bool = False) -> Reply:
+    """The protocol's view of what the SDK returned for a request sent at `sent_at`.
+
+    :raises LockUnavailableError: the connection was closed in the middle of the answer. boto3 does not say so: what it
+        cannot parse is an empty answer to it, which would mean that there is no such record.
+    """
+    metadata = output.get("ResponseMetadata", {})
+    length = metadata.get("HTTPHeaders", {}).get("content-length", "0")
+    if output.keys() <= {"ResponseMetadata"} and length.isdigit() and int(length) > len("{}"):
+        raise LockUnavailableError(
+            f"AWS's answer, of {length} bytes, ended before it was whole.", maybe_applied=True
+        )
+    return Reply(
+        output=output,
+        sent_at=sent_at,
+        received_at=monotonic(),
+        server_ms=_date_ms(metadata.get("HTTPHeaders", {}).get("date")),
+        refused=refused,
+        retried=metadata.get("RetryAttempts", 0) > 0,
+    )
+
+
+def answer_to(failure: Exception, request: Request, sent_at: float) -> Reply:
+    """What an exception of the SDK means: a refused write is an answer, all else a typed error, which is raised."""
+    if isinstance(failure, aws.ClientError):
+        if failure.response["Error"]["Code"] in _REFUSED or _is_refused(failure):
+            return reply(failure.response, sent_at, refused=True)
+        raise _service_error(failure, request) from failure
+    raise _sdk_error(failure, request) from failure
+
+
+def _is_refused(failure: aws.ClientError) -> bool:
+    """Whether a transaction was refused because the condition of one of its writes did not hold."""
+    reasons: Any = failure.response.get("CancellationReasons", ())
+    codes = {reason.get("Code") for reason in reasons}
+    return "ConditionalCheckFailed" in codes and codes <= {
+        "None",
+        "ConditionalCheckFailed",
+        "TransactionConflict",
+    }
+
+
+def not_answered(request: Request) -> LockUnavailableError:
+    """The caller's time was up before an answer came."""
+    return LockUnavailableError(
+        f"{_service(request)} has not answered {request.action} within {request.within or 0:.1f} s.",
+        maybe_applied=True,
+    )
+
+
+def _service_error(failure: aws.ClientError, request: Request) -> LockError:
+    code = str(failure.response["Error"]["Code"])
+    # On one line: what stands between us and AWS may answer with a page of its own.
+    message = readable(" ".join(str(failure.response["Error"].get("Message") or code).split()))
+    metadata = failure.response.get("ResponseMetadata", {})
+    status = metadata.get("HTTPStatusCode", 0)
+    table = _table_of(request)
+    if code in _NO_ACCESS or status == 403:
+        return LockAccessError(
+            f"AWS does not allow {request.action} on the lock table {table!r} ({code}: {message}): "
+            "check the credentials and the IAM policy."
+        )
+    if request.action in STREAM_ACTIONS and code in _STREAM_GONE:
+        return StreamGoneError(f"The stream of the lock table {table!r} has moved on ({code}: {message}).")
+    if code == "NoSuchBucket":
+        return TableMissingError(
+            f"The bucket {table!r} does not exist: make it, or check its name and the region."
+        )
+    if code == "ResourceNotFoundException":
+        return TableMissingError(
+            f"The lock table {table!r} does not exist in this account and region: "
+            "create it with client.create_table() or `dynamo-lock table create`, or check its name and the region."
+        )
+    if code in ("ResourceInUseException", "TableAlreadyExistsException"):
+        return TableExistsError(f"The table {table!r} exists already or is being changed just now.")
+    if code == "ValidationException":
+        if any(part in message for part in _OTHER_KEYS):
+            return LockTableError(
+                f"The table {table!r} is not a lock table, its keys differ ({message}): "
+                "check its name; client.check_table() says what is expected and what was found."
+            )
+        if "Item size" in message:
+            return LockValueError(
+                f"There is no room for this in the record of the lock {_lock_of(request.params)} "
+                f"({message}): a DynamoDB item holds 400 KB; keep less in `data`."
+            )
+        if bad := _BAD_VALUE.search(message):
+            return LockValueError(
+                f"DynamoDB does not store a value in {_ARGUMENTS.get(bad[2], repr(':' + bad[2]))} of the lock "
+                f"{_keys_of(request)} ({bad[1]}): change that value or leave it out."
+            )
+        if request.action == "TransactWriteItems":
+            return LockRecordError(
+                f"One of the records of the locks {_keys_of(request)} in table {table!r} cannot be updated "
+                f"({message}): another program may have damaged it; look at the items before you mend or delete one."
+            )
+        if request.action == "UpdateItem":
+            return LockRecordError(
+                f"The record of the lock {_lock_of(request.params)} in table {table!r} cannot be updated "
+                f"({message}): another program may have damaged it; look at the item before you mend or delete it."
+            )
+    if code.isdigit():
+        # The SDK puts the status there when it cannot read the answer, or not to its end. What there is of it is not
+        # shown: it may be a record, with its `data` (rule R12).
+        return LockUnavailableError(
+            f"{_service(request)}'s answer to {request.action} on table {table!r} cannot be read "
+            f"(HTTP status {status}).",
+            maybe_applied=True,
+        )
+    if code in _UNAVAILABLE or status >= 500:
+        kind = LockConflictError if code in _CONFLICTS else LockUnavailableError
+        return kind(
+            f"{_service(request)} did not serve {request.action} on table {table!r} ({code}: {message}).",
+            # An attempt before this one may have been applied, whatever became of the last.
+            maybe_applied=metadata.get("RetryAttempts", 0) > 0 or _UNAVAILABLE.get(code, True),
+        )
+    return LockError(f"{_service(request)} refused {request.action} on table {table!r} ({code}: {message}).")
+
+
+def _sdk_error(failure: Exception, request: Request) -> LockError:
+    if isinstance(failure, _NO_CREDENTIALS):
+        return LockAccessError(
+            f"There are no usable AWS credentials ({failure}): configure them for this process."
+        )
+    if isinstance(failure, aws.NoRegionError):
+        return LockAccessError("No AWS region is configured: set region_name, or AWS_DEFAULT_REGION.")
+    if isinstance(failure, (aws.EndpointConnectionError, aws.ConnectTimeoutError, aws.ProxyConnectionError)):
+        # That is the SDK's last attempt. It does not tell whether there was one before it, which got through.
+        return LockUnavailableError(f"{_service(request)} cannot be reached ({failure}).", maybe_applied=True)
+    if isinstance(failure, (aws.HTTPClientError, aws.ConnectionError)):
+        return LockUnavailableError(
+            f"The connection to {_service(request)} broke during {request.action} ({failure}).",
+            maybe_applied=True,
+        )
+    if isinstance(failure, aws.BotoCoreError):
+        return LockError(f"The AWS SDK could not send {request.action}: {failure}")
+    raise failure
+
+
+def _service(request: Request) -> str:
+    return "S3" if "Bucket" in request.params else "DynamoDB"
+
+
+def _table_of(request: Request) -> str:
+    params = request.params
+    if "TransactItems" in params:
+        ((_, params),) = params["TransactItems"][0].items()
+    if request.action in STREAM_ACTIONS:
+        # A stream's ARN names its table, and a place in the stream begins with the ARN.
+        named = re.search(":table/([^/]+)/stream/", params.get("StreamArn") or params["ShardIterator"])
+        return named[1] if named else "?"
+    if "Bucket" in params:
+        return str(params["Bucket"])
+    return str(params.get("TableName") or next(iter(params.get("RequestItems", {"?": None}))))
+
+
+def _keys_of(request: Request) -> str:
+    """The locks that a write, or a transaction, is about."""
+    if "TransactItems" not in request.params:
+        return _lock_of(request.params)
+    writes = [params for item in request.params["TransactItems"] for params in item.values()]
+    return ", ".join(dict.fromkeys(_lock_of({"Key": each.get("Key") or each["Item"]}) for each in writes))
+
+
+def _lock_of(params: Mapping[str, Any]) -> str:
+    """The lock that a write is about: by its partition key, which comes first."""
+    return repr(next(iter(params["Key"].values()))["S"])
+
+
+@lru_cache(maxsize=16)  # a second's answers have the same
+def _date_ms(header: str | None) -> int | None:
+    if not header:
+        return None
+    try:
+        moment = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    # HTTP dates are in GMT, whatever they say. Without a zone, Python would take them for the host's local time.
+    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)

@@ -1,0 +1,1 @@
+"""The table formats of other lock libraries."""

@@ -1,0 +1,69 @@
+"""The formats of lock tables: ours, and those of five other lock libraries."""
+
+from __future__ import annotations
+
+from airflow_dynamo_lock.core.foreign.dynamodb import ForeignTable
+from airflow_dynamo_lock.core.model.arguments import checked_table
+from airflow_dynamo_lock.core.model.errors import LockValueError
+from airflow_dynamo_lock.core.model.text import shown
+from airflow_dynamo_lock.core.table.format import Format
+from airflow_dynamo_lock.core.table.native import NativeFormat
+
+NATIVE = "native"
+
+#: The names of all of them.
+FORMATS = (NATIVE, "amazon-lock-client", "python-dynamodb-lock", "dyndbmutex", "awsflock", "s3")
+
+
+def format_of(
+    name: str,
+    table: str,
+    max_clock_skew_ms: int,
+    *,
+    partition_key: str | None = None,
+    sort_key: str | None = None,
+) -> Format:
+    """The format of that name, for one table.
+
+    :param table: the table; for ``s3`` the bucket.
+    :param max_clock_skew_ms: by how much clocks may differ, milliseconds.
+    :param partition_key: how the table names its partition key; None if as the format's library does.
+    :param sort_key: the same.
+    :raises LockValueError: there is no such format, or it has no keys to name.
+    """
+    if name == NATIVE and not (partition_key or sort_key):
+        return NativeFormat(checked_table(table))
+    if name == "s3" and not (partition_key or sort_key):
+        from airflow_dynamo_lock.core.foreign.aws_s3_lock import S3Objects
+
+        return S3Objects(checked_table(table), max_clock_skew_ms)
+    if name in (NATIVE, "s3"):
+        raise LockValueError(f"The format {name!r} has its own keys: give no partition_key and no sort_key.")
+    return _foreign(name)(checked_table(table), max_clock_skew_ms, partition_key or "", sort_key or "")
+
+
+def service_of(name: str) -> str:
+    """The AWS service that a format is for, as the SDK names it."""
+    return "s3" if name == "s3" else "dynamodb"
+
+
+def _foreign(name: str) -> type[ForeignTable]:
+    # One is imported: most processes need none of them.
+    match name:
+        case "amazon-lock-client":
+            from airflow_dynamo_lock.core.foreign.amazon_lock_client import AmazonLockClient
+
+            return AmazonLockClient
+        case "python-dynamodb-lock":
+            from airflow_dynamo_lock.core.foreign.python_dynamodb_lock import PythonDynamoDBLock
+
+            return PythonDynamoDBLock
+        case "dyndbmutex":
+            from airflow_dynamo_lock.core.foreign.dyndbmutex import DynDBMutex
+
+            return DynDBMutex
+        case "awsflock":
+            from airflow_dynamo_lock.core.foreign.awsflock import AwsFlock
+
+            return AwsFlock
+    raise LockValueError(f"There is no format {shown(name)}; there are {', '.join(FORMATS)}.")

@@ -1,0 +1,1 @@
+"""The operations on a lock: acquire, renew, release, administer."""

@@ -1,0 +1,150 @@
+"""What people do to locks that they do not hold: break a lease, set a capacity, forget a record, list all locks.
+
+`Renewing` renews and releases leases, `Acquiring` acquires locks and waits for them; `Operations` has all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep
+from airflow_dynamo_lock.core.lock.acquire import Acquiring
+from airflow_dynamo_lock.core.lock.renew import ROUNDS
+from airflow_dynamo_lock.core.model.capacity import PLAIN_OR_SHARED, describe_kind
+from airflow_dynamo_lock.core.model.errors import (
+    CapacityMismatchError,
+    LockNotHeldError,
+    LockRecordError,
+    LockUnavailableError,
+)
+from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
+from airflow_dynamo_lock.core.model.outcomes import Broken, CapacitySet
+from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
+from airflow_dynamo_lock.log import log
+
+# A token may be ahead of the time by this much, milliseconds. The record of one that is further ahead is not deleted:
+# it would take too long to wait for.
+_AHEAD_MS = 5_000
+
+
+@dataclass(frozen=True)
+class Operations(Acquiring):
+    """The operations on the locks of one table, as one process performs them."""
+
+    def break_(self, key: str, lease_id: str) -> Operation[Broken]:
+        """Take a lease away from whoever holds it.
+
+        :raises LockNotHeldError: it is not among the holders.
+        """
+        record = yield from self.get(key)
+        retried = False
+        for _ in range(ROUNDS):
+            holder = record.holders.get(lease_id) if record else None
+            if holder is None:
+                break
+            last = holder
+            reply: Reply = yield self.format.break_(key, holder, self.stamp())
+            if not reply.refused:
+                return Broken(holder)
+            retried |= reply.retried
+            # In some formats a holder who beats in the meantime is another one.
+            record, _ = yield from self._record_after(key, reply, None)
+        if retried and (record is None or lease_id not in record.holders):
+            return Broken(last)  # by the attempt before the refused one (rule R5)
+        raise LockNotHeldError(
+            f"The lease {lease_id} does not hold the lock {key!r}, so there is nothing to break. "
+            f"{record.describe() if record else 'Not locked'}."
+        )
+
+    def set_capacity(self, key: str, capacity: int | None) -> Operation[CapacitySet]:
+        """Give a semaphore another capacity, held or not; or, with None, let the claims decide again.
+
+        :raises CapacityMismatchError: it is in use, and not as a semaphore; or it is in use, and the capacity was to be
+            taken back.
+        """
+        record: LockRecord | None = None
+        for _ in range(ROUNDS):
+            record = yield from self.get(key)
+            stamp = self.stamp()
+            if record is None or (capacity is None and not record.capacity_pinned):
+                if capacity is None:
+                    return CapacitySet(record or LockRecord(key, 1, 1, {}, token=0))
+                write = self.format.create(key, capacity, stamp)
+            elif record.capacity_pinned and record.capacity == capacity:
+                return CapacitySet(record)
+            elif record.holders and capacity is None:
+                raise CapacityMismatchError(
+                    f"The capacity of the lock {key!r} can be taken back when nobody holds it, for what those say who "
+                    f"wait may be another one than the {record.capacity} that was set: set it to what they say, or try "
+                    f"again then. {record.describe()}."
+                )
+            elif record.holders and record.capacity in PLAIN_OR_SHARED and not record.capacity_pinned:
+                raise CapacityMismatchError(
+                    f"The lock {key!r} is in use as {describe_kind(record.capacity)}, so its capacity cannot be set: "
+                    f"its holders do not expect to share it. {record.describe()}."
+                )
+            else:
+                write = self.format.set_capacity(key, capacity, record, stamp)
+            reply: Reply = yield write
+            if not reply.refused:
+                return CapacitySet(self.format.record(reply.output["Attributes"], reply.server_ms))
+        raise LockUnavailableError(
+            f"The capacity of the lock {key!r} could not be set, since others changed it each time that it was tried.",
+            maybe_applied=False,
+        )
+
+    def forget(self, key: str, *, at_once: bool = False) -> Operation[bool]:
+        """Delete the record of a lock that nobody holds or waits for. Whether there is none any more.
+
+        The next token is taken from the time, as other processes know it, and must be larger than the last one (R10):
+        so a record whose token is quite new is deleted a moment later.
+
+        :param at_once: do not wait. The next token may then be smaller than the last one.
+        """
+        token_age_ms = ESTIMATE_BEHIND_MS + self.observer.max_clock_skew_ms
+        record = yield from self.get(key)  # which tells the server's time, too
+        for _ in range(ROUNDS):
+            if record is None:
+                return True
+            if record.holders or record.queue_head is not None:
+                return False
+            if not at_once:
+                now_ms = self.stamp().best_ms
+                if record.token > now_ms + _AHEAD_MS:
+                    return False
+                if (early_ms := record.token + token_age_ms - now_ms) > 0:
+                    yield Sleep(early_ms / 1000)
+            latest_token = None if at_once else self.stamp().best_ms - token_age_ms
+            reply: Reply = yield self.format.forget(key, latest_token)
+            if not reply.refused:
+                return True
+            record = yield from self.get(key)
+        return False
+
+    def page(
+        self,
+        cursor: Mapping[str, Any] | None,
+        prefix: str = "",
+        on_damaged: Callable[[LockRecordError], None] | None = None,
+    ) -> Operation[tuple[list[LockRecord], Mapping[str, Any] | None]]:
+        """One page of all locks whose keys begin like that, and where the next one starts (None after the last).
+
+        :param on_damaged: told of each that cannot be read, and is left out; by default that is logged.
+        """
+        reply: Reply = yield self.format.scan(cursor, prefix)
+        records = []
+        for item in reply.output.get("Items", ()):
+            try:
+                record = self.format.record(item, reply.server_ms)
+                if not (
+                    self.format.has_queue and record.key.startswith(WAITING_PREFIX)
+                ):  # processes of those who wait
+                    records.append(record)
+            except LockRecordError as damaged:
+                # The others are listed all the same.
+                (on_damaged or partial(log.warning, "%s"))(damaged)
+        return records, reply.output.get("LastEvaluatedKey")

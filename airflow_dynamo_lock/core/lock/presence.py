@@ -1,0 +1,95 @@
+"""Keeps the queue entries of this process alive, and removes those that are left over (R3, docs/protocol.md).
+
+A waiter counts as alive while its entry is fresh, and after that while its process renews a lease of its own: one write
+every few seconds, however many waiters the process has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_dynamo_lock.core.effects import Operation, Sleep
+from airflow_dynamo_lock.core.lock.acquire import Acquiring
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.errors import LockError
+from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
+from airflow_dynamo_lock.core.queue.queue import WaitQueue
+from airflow_dynamo_lock.core.queue.view import PRESENCE_MS
+from airflow_dynamo_lock.log import log
+
+# Seconds between two heartbeats of the process, and the seconds of waiting after which it sends the first.
+_PRESENCE_INTERVAL = 4.0
+_PRESENCE_AFTER = 5.0
+# Seconds between two rounds of maintenance.
+_ROUND = 1.0
+# A write may still arrive this long after it was sent; seconds until a removal that came too early is repeated.
+_LATE_PAUSE = 10.0
+# Stop retrying the removal of an entry after this many seconds: other processes skip a dead entry anyway.
+_DEQUEUE_FOR = 300.0
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What runs in the background while this process has waiters, or entries to remove."""
+
+    queue: WaitQueue
+    locks: Acquiring
+
+    def maintain(self) -> Operation[None]:
+        """Send the heartbeats of this process and remove its leftover entries, until neither is needed."""
+        alive = False
+        beat_at: float | None = None
+        while self.queue:
+            now: float = yield Sleep(_ROUND)
+            yield from self._remove_leftovers(now)
+            self.queue.reader.forget_old_reads(now)
+            if not self.queue.own.ids:
+                beat_at = None
+            elif beat_at is None:
+                beat_at = now + (0.0 if alive else _PRESENCE_AFTER)
+            if beat_at is None or now < beat_at:
+                continue
+            process = self.queue.own.process
+            try:
+                if alive:
+                    alive = not isinstance(
+                        (yield from self.locks.heartbeat(process, process, PRESENCE_MS)), Lost
+                    )
+                if not alive:
+                    claim = Claim(process, process, "waiting", PRESENCE_MS, PRESENCE_MS, fair=False)
+                    alive = isinstance((yield from self.locks.try_acquire(claim, undo=False)), Granted)
+                beat_at = now + _PRESENCE_INTERVAL
+            except LockError as failure:
+                log.warning(
+                    "Could not send the heartbeat of this process's waiters, trying again: %s", failure
+                )
+        if alive:
+            process = self.queue.own.process
+            try:
+                yield from self.locks.release(process, process, 1, PRESENCE_MS, confirmed=False)
+            except LockError as failure:
+                log.debug("The lease %s expires by itself: %s", process, failure)
+
+    def _remove_leftovers(self, now: float) -> Operation[None]:
+        for spot, leftover in list(self.queue.leftovers.items()):
+            if now < leftover.due or self.queue.leftovers.get(spot) is not leftover:
+                continue
+            key, place = spot
+            try:
+                if leftover.resumable:
+                    yield self.queue.format.hand_over_entry(
+                        key, place, self.queue.own.process, self.queue.own.stamp()
+                    )
+                else:
+                    yield self.queue.format.delete_entry(key, place)
+            except LockError as failure:
+                leftover.given_up = min(leftover.given_up, max(now, leftover.until) + _DEQUEUE_FOR)
+                if now < leftover.given_up:
+                    log.debug("Could not remove a queue entry of the lock %r, trying again: %s", key, failure)
+                    return
+                log.debug("Could not remove a queue entry of the lock %r: %s", key, failure)
+            if now >= min(leftover.until, leftover.given_up):
+                if self.queue.leftovers.get(spot) is leftover:
+                    del self.queue.leftovers[spot]
+            else:
+                leftover.due = min(leftover.until, now + _LATE_PAUSE)

@@ -1,0 +1,1 @@
+"""The nouns of the lock, their limits and their checks."""

@@ -1,0 +1,1 @@
+"""The table: its format, and every request on it."""

@@ -1,0 +1,117 @@
+"""Plain Python values to DynamoDB's typed attribute values (``{"S": "text"}``) and back.
+
+The SDK's own converter cannot be used here: the protocol imports no SDK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from airflow_dynamo_lock.core.model.errors import LockValueError
+
+Attribute = Mapping[str, Any]
+
+# What DynamoDB's numbers hold: significant digits, and the powers of ten of the first one.
+_DIGITS = 38
+_SMALLEST, _LARGEST = -130, 125
+# How many lists and maps may be in one another.
+_LEVELS = 31
+
+
+def encode(value: Any, levels: int = _LEVELS) -> dict[str, Any]:
+    """One value, typed. Knows None, bool, int, float, Decimal, str, bytes, lists and maps with text keys.
+
+    Its errors tell what is wrong, and not what the value is: it may be somebody's secret (rule R12).
+
+    :param levels: how many lists and maps may be in one another.
+    :raises LockValueError: DynamoDB has no type for it.
+    """
+    match value:
+        case None:
+            return {"NULL": True}
+        case bool():
+            return {"BOOL": bool(value)}
+        case int() | float() | Decimal():
+            return {"N": _number_text(value)}
+        case str():
+            return {"S": _text("A text to be stored", value)}
+        case bytes():
+            return {"B": value}
+        case list() | tuple() | Mapping():
+            if levels < 1:
+                raise LockValueError(
+                    f"DynamoDB stores at most {_LEVELS} lists and maps in one another, and these are more."
+                )
+            if isinstance(value, Mapping):
+                return {"M": {_name(name): encode(each, levels - 1) for name, each in value.items()}}
+            return {"L": [encode(each, levels - 1) for each in value]}
+    raise LockValueError(f"DynamoDB cannot store a value of type {type(value).__name__}.")
+
+
+def decode(attribute: Attribute) -> Any:
+    """The value of a typed attribute. Numbers become int where they are whole, else float.
+
+    :raises ValueError: it is not a typed attribute.
+    """
+    if len(attribute) != 1:
+        raise ValueError("not an attribute value")
+    ((kind, value),) = attribute.items()
+    match kind:
+        case "S":
+            return value
+        case "N":
+            return _number(value)
+        case "NULL":
+            return None
+        case "BOOL" | "B" | "SS" | "BS":
+            return value
+        case "NS":
+            return [_number(each) for each in value]
+        case "L":
+            return [decode(each) for each in value]
+        case "M":
+            return {name: decode(each) for name, each in value.items()}
+    raise ValueError(f"unknown attribute type {kind!r}")
+
+
+def _number_text(value: float | Decimal) -> str:
+    if isinstance(value, int) and abs(value) < 10**_DIGITS:
+        return str(int(value))
+    number = Decimal(repr(float(value))) if isinstance(value, float) else Decimal(value)
+    if number.is_finite():
+        digits = "".join(map(str, number.as_tuple().digits)).strip("0")
+        if not digits:
+            return "0"
+        if len(digits) <= _DIGITS and _SMALLEST <= number.adjusted() <= _LARGEST:
+            return str(number)
+    raise LockValueError(
+        f"DynamoDB stores numbers of at most {_DIGITS} digits, from 1E{_SMALLEST} to 9.9E{_LARGEST}, and one is not."
+    )
+
+
+def _text(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise LockValueError(f"{name} is not valid Unicode: it holds a lone surrogate.") from None
+    return text
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise LockValueError("A map's key must be text to be stored, and not empty.")
+    return _text("A map's key", name)
+
+
+def _number(text: str) -> int | float:
+    if text.isdecimal() and text.isascii():
+        return int(text)
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        raise ValueError("not a number") from None
+    if not number.is_finite():
+        raise ValueError("not a finite number")
+    return int(number) if number == number.to_integral_value() else float(number)

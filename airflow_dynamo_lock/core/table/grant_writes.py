@@ -1,0 +1,289 @@
+"""The writes that grant a lock or set its capacity. Each condition is the whole of a write's safety (R1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_dynamo_lock.core.effects import Request, Stamp
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord
+from airflow_dynamo_lock.core.table.expressions import (
+    OVERTAKEN_MS,
+    expiry,
+    remove_clause,
+    removed_data,
+    set_data,
+    took_over,
+)
+from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
+from airflow_dynamo_lock.core.table.items import UNVERIFIED, VERIFIED, holder_values
+from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
+
+# A write that takes the lock may arrive after its sender has taken it, by a second attempt, and given it back, and must
+# not take it once more then. So it succeeds only if no holder has gone since it was stamped, or none but the one that
+# its sender has seen to be gone.
+_NOT_OVERTAKEN = (
+    "(attribute_not_exists(#last_freed_at) OR #last_freed_at <= :no_newer OR #last_freed_at = :seen_freed)"
+)
+
+
+#: Dead holders that one write removes, at most. DynamoDB takes expressions of 4,096 bytes.
+MAX_REMOVED = 40
+
+
+def _unchanged(dead: Sequence[Holder]) -> list[str]:
+    """Conditions: none of them has beaten since it was found dead."""
+    return [f"#holders.#dead{i}.#version = :version{i}" for i in range(len(dead))]
+
+
+def _turn_values(turn: HeadUpdate) -> dict[str, Any]:
+    return {**turn.values, ":next_head": turn.next}
+
+
+def _capacity_may_be(seen: LockRecord | None) -> str:
+    """That an idle lock may have another capacity: not if somebody has set it."""
+    return (
+        "#capacity = :capacity"
+        if seen is not None and seen.capacity_pinned
+        else "attribute_not_exists(#capacity_pinned)"
+    )
+
+
+def _hold(claim: Claim) -> str:
+    return ", #holders.#me.#hold_until = :hold_until" if claim.min_hold_ms else ""
+
+
+def _freed_values(stamp: Stamp, seen: LockRecord | None) -> dict[str, int]:
+    no_newer = stamp.best_ms + OVERTAKEN_MS
+    last_freed_at_ms = None if seen is None else seen.last_freed_at_ms
+    return {":no_newer": no_newer, ":seen_freed": no_newer if last_freed_at_ms is None else last_freed_at_ms}
+
+
+class GrantWrites(RenewalWrites):
+    """Writes that grant a lock or set its capacity."""
+
+    def acquire_idle(
+        self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
+    ) -> Request:
+        """Take a lock that nobody holds, or that never was; `seen` if it was looked at."""
+        # A record without `token_base` was written by another program. It has a token then, so none is seeded.
+        foreign = seen is not None and seen.token_base is None
+        return self._write(
+            claim.key,
+            "SET #holders = :holders, #available = :left, #capacity = :capacity, "
+            "#token = if_not_exists(#token, :now) + :one, #token_base = if_not_exists(#token_base, :state), "
+            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
+            + remove_clause([*turn.remove, *removed_data(claim.data)]),
+            # The size guards a record whose counter somebody damaged: held slots are never overwritten. The types keep
+            # off what `record` could not read, so that a damaged record is left as it is.
+            ("" if claim.only_existing else "attribute_not_exists(#key) OR ")
+            + "(attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
+            "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)) AND "
+            "(attribute_not_exists(#last_ticket) OR attribute_type(#last_ticket, :number)) AND "
+            "(attribute_not_exists(#queue_head) OR attribute_type(#queue_head, :text)) AND "
+            f"{'attribute_not_exists(#token_base)' if foreign else 'attribute_type(#token_base, :text)'} AND "
+            f"#available = #capacity AND size(#holders) = :zero AND {_capacity_may_be(seen)} AND "
+            f"{_NOT_OVERTAKEN}{turn.and_condition})",
+            {
+                **_freed_values(stamp, seen),
+                **_turn_values(turn),
+                ":holders": {claim.lease_id: holder_values(claim, stamp)},
+                ":left": claim.capacity - claim.slots,
+                ":capacity": claim.capacity,
+                ":now": stamp.best_ms,
+                ":state": VERIFIED if foreign or stamp.undated else UNVERIFIED,
+                ":one": 1,
+                ":zero": 0,
+                ":map": "M",
+                ":number": "N",
+                ":text": "S",
+                ":expires_at": expiry(stamp, claim.lease_ms),
+                ":data": claim.data,
+            },
+        )
+
+    def acquire_slots(
+        self, claim: Claim, stamp: Stamp, seen: LockRecord, turn: HeadUpdate = QUEUE_EMPTY, leave: int = 0
+    ) -> Request:
+        """Take free slots of a lock that others hold too, and `leave` as many for those who are to have them first."""
+        return self._write(
+            claim.key,
+            "SET #holders.#me = :me, #available = #available - :slots, #token = #token + :one, "
+            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
+            + remove_clause([*turn.remove, *removed_data(claim.data)]),
+            "#available >= :need AND #capacity = :capacity AND attribute_not_exists(#holders.#me) AND "
+            + _NOT_OVERTAKEN
+            + turn.and_condition,
+            {
+                **_freed_values(stamp, seen),
+                **_turn_values(turn),
+                ":me": holder_values(claim, stamp),
+                ":slots": claim.slots,
+                ":need": claim.slots + leave,
+                ":capacity": claim.capacity,
+                ":one": 1,
+                ":expires_at": expiry(stamp, claim.lease_ms),
+                ":data": claim.data,
+            },
+            me=claim.lease_id,
+        )
+
+    def reclaim(
+        self,
+        claim: Claim,
+        record: LockRecord,
+        dead: Sequence[Holder],
+        stamp: Stamp,
+        turn: HeadUpdate = QUEUE_EMPTY,
+        leave: int = 0,
+    ) -> Request:
+        """Take the place of dead holders, in the same write, and `leave` slots for those who are to have them first.
+        Conditional on each one's *version*: one that beat in the meantime is alive and wins (rule R3).
+
+        :param dead: `MAX_REMOVED` at most.
+        """
+        names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
+        # A reader that removes dead readers does not continue their work.
+        takes_over = took_over(dead) and not claim.capacity == record.capacity == SHARED
+        values: dict[str, Any] = {
+            **_turn_values(turn),
+            ":me": holder_values(claim, stamp, took_over=takes_over),
+            ":one": 1,
+            ":capacity": claim.capacity,
+            ":last_freed_at": stamp.best_ms,
+            ":expires_at": expiry(stamp, claim.lease_ms),
+            ":data": claim.data,
+        }
+        values |= {f":version{i}": holder.version for i, holder in enumerate(dead)}
+        conditions = _unchanged(dead)
+        if len(dead) == len(record.holders):
+            # Nobody is left, so the counters start afresh, and the capacity may be another.
+            conditions.append(f"size(#holders) = :holders AND {_capacity_may_be(record)}")
+            counters = "#available = :left, #capacity = :capacity"
+            values |= {":holders": len(dead), ":left": claim.capacity - claim.slots}
+        else:
+            conditions.append("#capacity = :capacity AND #available >= :need")
+            counters = "#available = #available + :net"
+            net = sum(holder.slots for holder in dead) - claim.slots
+            # Which may be less than none: there may be fewer slots than are held (`set_capacity`).
+            values |= {":net": net, ":need": leave - net}
+        return self._write(
+            claim.key,
+            f"SET #holders.#me = :me, {counters}, #token = #token + :one, #last_freed_at = :last_freed_at, "
+            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
+            + remove_clause(
+                [*(f"#holders.#{name}" for name in names), *turn.remove, *removed_data(claim.data)]
+            ),
+            " AND ".join([*conditions, "attribute_not_exists(#holders.#me)"]) + turn.and_condition,
+            values,
+            me=claim.lease_id,
+            **names,
+        )
+
+    def remove_dead(self, key: str, dead: Sequence[Holder], stamp: Stamp) -> Request:
+        """Remove dead holders, where there are too many for `reclaim`. Conditional on each one's version, as there.
+
+        :param dead: `MAX_REMOVED` at most.
+        """
+        names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
+        return self._write(
+            key,
+            "SET #available = #available + :slots, #last_freed_at = :last_freed_at, #expires_at = :expires_at"
+            + remove_clause([f"#holders.#{name}" for name in names]),
+            " AND ".join(_unchanged(dead)),
+            {
+                ":slots": sum(holder.slots for holder in dead),
+                ":last_freed_at": stamp.best_ms,
+                ":expires_at": expiry(stamp, 0),
+                **{f":version{i}": holder.version for i, holder in enumerate(dead)},
+            },
+            **names,
+        )
+
+    def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
+        """Go on holding what an earlier write of ours took (rule R5). It gets a token of its own: what the earlier
+        one was given cannot be told once others took slots as well, and nobody has heard of it."""
+        return self._renewal(
+            claim.key,
+            claim.lease_id,
+            claim.lease_ms,
+            stamp,
+            mine.version,
+            ", #token = #token + :one, #holders.#me.#acquired_at = :acquired_at" + _hold(claim),
+            " AND #holders.#me.#slots = :slots AND #capacity = :capacity",
+            values={
+                ":one": 1,
+                ":acquired_at": stamp.best_ms,
+                ":hold_until": stamp.best_ms + claim.min_hold_ms,
+                ":slots": claim.slots,
+                ":capacity": claim.capacity,
+            },
+        )
+
+    def correct_grant(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request:
+        """Replace the times, and the token seeded from one, of a grant whose clock turned out to be wrong (R3, R10)."""
+        return self._renewal(
+            claim.key,
+            claim.lease_id,
+            claim.lease_ms,
+            stamp,
+            seen.holders[claim.lease_id].version,
+            ", #token = :token, #token_base = :checked, #holders.#me.#acquired_at = :acquired_at"
+            + _hold(claim),
+            " AND #token = :seen_token",
+            values={
+                ":hold_until": stamp.best_ms + claim.min_hold_ms,
+                ":token": token,
+                ":seen_token": seen.token,
+                ":checked": VERIFIED,
+                ":acquired_at": stamp.best_ms,
+            },
+        )
+
+    def set_capacity(self, key: str, capacity: int | None, seen: LockRecord, stamp: Stamp) -> Request:
+        """Give a semaphore another capacity, held or not, which counts from now on; or, with None, let the claims
+        decide again, if nobody holds it: theirs may be another."""
+        if capacity is None:
+            return self._write(
+                key,
+                "SET #expires_at = :expires_at REMOVE #capacity_pinned",
+                "attribute_exists(#capacity_pinned) AND size(#holders) = :zero",
+                {":expires_at": expiry(stamp, 0), ":zero": 0},
+            )
+        return self._write(
+            key,
+            "SET #capacity = :capacity, #available = #available + :more, #capacity_pinned = :true, "
+            "#expires_at = :expires_at",
+            # Whoever holds it as a plain or as a shared lock does not count on sharing it like this. Their holders
+            # would have changed the capacity.
+            "#capacity = :seen_capacity AND attribute_type(#available, :number)"
+            + ("" if seen.holders else " AND size(#holders) = :zero"),
+            {
+                ":capacity": capacity,
+                ":more": capacity - seen.capacity,
+                ":seen_capacity": seen.capacity,
+                ":true": True,
+                ":zero": 0,
+                ":number": "N",
+                ":expires_at": expiry(stamp, 0),
+            },
+        )
+
+    def create(self, key: str, capacity: int, stamp: Stamp) -> Request:
+        """Make the record of a lock that was never used, with a capacity that counts."""
+        return self._write(
+            key,
+            "SET #holders = :holders, #available = :capacity, #capacity = :capacity, #capacity_pinned = :true, "
+            "#token = :now, #token_base = :state, #expires_at = :expires_at",
+            "attribute_not_exists(#key)",
+            {
+                ":holders": {},
+                ":capacity": capacity,
+                ":true": True,
+                ":now": stamp.best_ms,
+                ":state": UNVERIFIED,
+                ":expires_at": expiry(stamp, 0),
+            },
+        )

@@ -1,0 +1,220 @@
+"""The items of a lock table, encoded and decoded: a lock's record and the entries of waiters.
+
+A damaged item is a `LockRecordError` that names the attribute and what is wrong with it, and never shows its value
+(R12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_dynamo_lock.core.effects import Stamp, T
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.errors import LockRecordError
+from airflow_dynamo_lock.core.model.limits import LAST_MS, LONGEST_TIME, MAX_PRIORITY, MAX_SLOTS
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
+from airflow_dynamo_lock.core.model.text import shown
+from airflow_dynamo_lock.core.table.codec import decode
+
+# Values of `token_base`: whether the time that the record's first token was taken from has been compared with the
+# server's. That time may come from a host's clock and be far off. No caller ever receives an unverified token.
+UNVERIFIED, VERIFIED = "unverified", "verified"
+
+
+def holder_values(claim: Claim, stamp: Stamp, *, took_over: bool = False) -> dict[str, Any]:
+    """What the record shows of a holder."""
+    about = dict(claim.about) | ({"attempt_of": claim.attempt_of} if claim.attempt_of else {})
+    return {
+        "owner": claim.owner,
+        "slots": claim.slots,
+        "lease_ms": claim.lease_ms,
+        "grace_ms": claim.grace_ms,
+        "version": stamp.version,
+        "acquired_at": stamp.best_ms,
+        "processes": {},
+        # In a process's first write the host's clock: `Operations._granted` confirms it, or removes it. A process that
+        # sees no `Date` has no time that others may rely on.
+        **({} if stamp.undated else {"renewed_at": stamp.best_ms}),
+        **({"hold_until": stamp.best_ms + claim.min_hold_ms} if claim.min_hold_ms else {}),
+        **({"took_over": True} if took_over else {}),
+        **({"about": about} if about else {}),
+    }
+
+
+_WAITER_PLAIN = ("lease_id", "owner", "slots", "capacity", "priority", "version")
+
+
+def _waiter_optional(waiter: Waiter) -> dict[str, Any]:
+    return {
+        "until": waiter.until_ms,
+        "process": waiter.process,
+        "renewed_at": waiter.renewed_at_ms,
+        "about": dict(waiter.about),
+    }
+
+
+#: The sort keys of those who wait begin like this. They sort after the lock itself.
+WAITER_ENTRY = "waiter/"
+
+
+#: The names of all that is written to a lock.
+ATTRIBUTES = [
+    "key",
+    "entry",
+    "capacity",
+    "available",
+    "holders",
+    "token",
+    "token_base",
+    "last_freed_at",
+    "data",
+    "expires_at",
+    "slots",
+    "version",
+    "acquired_at",
+    "renewed_at",
+    "lease_ms",
+    "processes",
+    "draining",
+    "hold_until",
+    "cooling_down",
+    "took_over",
+    "capacity_pinned",
+    "last_ticket",
+    "queue_head",
+    "process",
+]
+
+
+# The longest lease that an argument may ask for.
+_LONGEST_MS = round(LONGEST_TIME * 1000)
+
+
+def lock_record(item: Mapping[str, Any], table: str, server_ms: int | None) -> LockRecord:
+    """The lock that an item describes. Attributes that we do not know are let be.
+
+    :raises LockRecordError: it does not describe one.
+    """
+    try:
+        values = {name: decode(attribute) for name, attribute in item.items() if name in ATTRIBUTES}
+        record = LockRecord(
+            key=_typed(values, "key", str),
+            capacity=_typed(values, "capacity", int),
+            available=_typed(values, "available", int),
+            holders={name: read_holder(name, each) for name, each in _typed(values, "holders", dict).items()},
+            token=_typed(values, "token", int),
+            token_base=_typed(values, "token_base", str) if "token_base" in values else None,
+            last_freed_at_ms=_whole(values, "last_freed_at", 0, LAST_MS)
+            if "last_freed_at" in values
+            else None,
+            data=_typed(values, "data", dict) if "data" in values else None,
+            capacity_pinned=_typed(values, "capacity_pinned", bool) if "capacity_pinned" in values else False,
+            last_ticket=_typed(values, "last_ticket", int) if "last_ticket" in values else 0,
+            queue_head=_typed(values, "queue_head", str) if "queue_head" in values else None,
+            # Whatever stands there, the next write replaces it.
+            expires_at=values["expires_at"] if isinstance(values.get("expires_at"), int) else None,
+            read_at_ms=server_ms,
+        )
+        held = sum(holder.slots for holder in record.holders.values())
+        if record.available + held != record.capacity:
+            raise ValueError(
+                f"{record.available} slots available and {held} held do not make its capacity of {record.capacity}"
+            )
+    except (TypeError, ValueError, RecursionError) as wrong:
+        name, why = item.get("key", {}).get("S", "?"), str(wrong)
+        raise LockRecordError(
+            f"The record of the lock {name!r} in table {table!r} is damaged ({why}); "
+            "it was left as it is: mend it, or delete the item once you know that nobody works under this lock."
+        ) from wrong
+    return record
+
+
+def waiter_record(item: Mapping[str, Any]) -> Waiter:
+    """One who waits, as an item describes him.
+
+    :raises TypeError, ValueError, RecursionError: it does not.
+    """
+    values = {name: decode(attribute) for name, attribute in item.items()}
+    optional = {
+        name: _whole(values, name, 0, LAST_MS) if name in values else None for name in ("until", "renewed_at")
+    }
+    return Waiter(
+        key=_typed(values, "key", str),
+        place=_typed(values, "entry", str).removeprefix(WAITER_ENTRY),
+        lease_id=_typed(values, "lease_id", str),
+        owner=_typed(values, "owner", str),
+        slots=_whole(values, "slots", 1, MAX_SLOTS),
+        capacity=_whole(values, "capacity", 1, MAX_SLOTS),
+        priority=_whole(values, "priority", -MAX_PRIORITY, MAX_PRIORITY),
+        since_ms=_whole(values, "since", 0, LAST_MS),
+        until_ms=optional["until"],
+        process=_typed(values, "process", str) if "process" in values else None,
+        version=_typed(values, "version", str),
+        renewed_at_ms=optional["renewed_at"],
+        about=_typed(values, "about", dict) if "about" in values else {},
+    )
+
+
+def read_holder(lease_id: str, values: Any) -> Holder:
+    """A holder, as his attributes describe him.
+
+    :raises TypeError, ValueError: they do not.
+    """
+    if not isinstance(values, dict):
+        raise TypeError(f"the holder {shown(lease_id)} is {_kind(values)}, not a map")
+    lease_ms = _whole(values, "lease_ms", 1, _LONGEST_MS)
+    if values.get("draining", True) is not True:
+        raise ValueError(
+            "its attribute 'draining' is neither true nor missing"
+        )  # conditions ask if it is there
+    inside = _typed(values, "processes", dict)
+    return Holder(
+        lease_id=lease_id,
+        owner=_typed(values, "owner", str),
+        slots=_whole(values, "slots", 1, MAX_SLOTS),
+        lease_ms=lease_ms,
+        grace_ms=_whole(values, "grace_ms", 1, _LONGEST_MS) if "grace_ms" in values else lease_ms,
+        version=_typed(values, "version", str),
+        acquired_at_ms=_whole(values, "acquired_at", 0, LAST_MS),
+        renewed_at_ms=None if values.get("renewed_at") is None else _whole(values, "renewed_at", 0, LAST_MS),
+        processes={process: _whole(inside, process, 0, LAST_MS) for process in inside},
+        draining="draining" in values,
+        hold_until_ms=_whole(values, "hold_until", 0, LAST_MS) if "hold_until" in values else None,
+        cooling_down=values.get("cooling_down") is True,
+        took_over=values.get("took_over") is True,
+        about=_typed(values, "about", dict) if "about" in values else {},
+    )
+
+
+def _whole(values: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = _typed(values, name, int)
+    if not least <= value <= most:
+        raise ValueError(f"its attribute {shown(name)} is {shown(value)}, not from {least} to {most}")
+    return value
+
+
+def _typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    if name not in values:
+        raise ValueError(f"its attribute {shown(name)} is missing")
+    value = values[name]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        # Not what it is: it may be somebody's data (rule R12).
+        raise TypeError(f"its attribute {shown(name)} is {_kind(value)}, not {_KINDS[kind]}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), f"of type {type(value).__name__}")
+
+
+_KINDS: Mapping[type, str] = {
+    bool: "a truth value",
+    bytes: "binary",
+    dict: "a map",
+    float: "a fraction",
+    int: "a whole number",
+    list: "a list or a set",
+    str: "text",
+    type(None): "null",
+}

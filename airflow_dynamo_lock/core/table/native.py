@@ -1,0 +1,92 @@
+"""The package's own table format.
+
+The record of the lock `key` is the item ``{key, entry: "lock"}``; its waiters are items under the same key,
+``{key, entry: "waiter/…"}``. Every write to the record is one `UpdateItem` whose condition names what must still be
+true (R1). A refused write returns the item as it stands (``ALL_OLD``), so the loser learns in the same request who
+won (R2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_dynamo_lock.core.effects import Operation, Request, T
+from airflow_dynamo_lock.core.model.arguments import checked_key
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.table.codec import encode
+from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY, PARTITION_KEY, SORT_KEY, lock_item_key
+from airflow_dynamo_lock.core.table.grant_writes import GrantWrites
+from airflow_dynamo_lock.core.table.items import lock_record
+from airflow_dynamo_lock.core.table.lease_writes import LeaseWrites
+from airflow_dynamo_lock.core.table.queue_writes import QueueWrites
+
+TTL_ATTRIBUTE = "expires_at"
+
+
+@dataclass(frozen=True)
+class NativeFormat(GrantWrites, LeaseWrites, QueueWrites):
+    """Builds the requests on one lock table and reads its items."""
+
+    table: str
+    service: str = field(default="dynamodb", init=False)
+    keys: tuple[tuple[str, str, str], ...] = field(
+        default=((PARTITION_KEY, "HASH", "S"), (SORT_KEY, "RANGE", "S")), init=False
+    )
+    ttl_attribute: str = field(default=TTL_ATTRIBUTE, init=False)
+    has_queue: bool = field(default=True, init=False)
+
+    def checked_key(self, key: str) -> str:
+        """A lock's name: `limits.checked_key`."""
+        return checked_key(key)
+
+    def checked_claim(self, claim: Claim) -> Claim:
+        """Whatever can be claimed, this format has."""
+        return claim
+
+    def checked_set(self) -> None:
+        """Several locks can be taken together."""
+
+    def checked_capacity(self) -> None:
+        """A lock may have any capacity."""
+
+    def carry_out(self, operation: Operation[T]) -> Operation[T]:
+        """All of its requests are DynamoDB's own."""
+        return operation
+
+    def transaction(self, requests: Sequence[Request]) -> Request:
+        """Carry out all of these writes, or none. A refusal shows for each what it would have shown alone."""
+        items = []
+        for request in requests:
+            params = {name: value for name, value in request.params.items() if name != "ReturnValues"}
+            items.append({request.action.removesuffix("Item"): params})
+        return Request("TransactWriteItems", {"TransactItems": items})
+
+    def item_key(self, key: str) -> Mapping[str, Any]:
+        """See `TableReads`."""
+        return lock_item_key(key)
+
+    def name_of(self, item: Mapping[str, Any]) -> str:
+        """See `TableReads`."""
+        return str(item[PARTITION_KEY]["S"])
+
+    def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request:
+        """Read one page of all locks, from where `cursor` (the last page's ``LastEvaluatedKey``) points; show those
+        whose keys begin with the prefix."""
+        names, values = {"#entry": SORT_KEY}, {":lock": LOCK_ENTRY}
+        if prefix:
+            names, values = {**names, "#key": PARTITION_KEY}, {**values, ":prefix": prefix}
+        params: dict[str, Any] = {
+            "TableName": self.table,
+            "FilterExpression": "#entry = :lock" + (" AND begins_with(#key, :prefix)" if prefix else ""),
+            "ExpressionAttributeNames": names,
+            "ExpressionAttributeValues": {name: encode(value) for name, value in values.items()},
+            "ConsistentRead": True,
+        }
+        return Request("Scan", params | ({"ExclusiveStartKey": cursor} if cursor else {}))
+
+    def record(self, item: Mapping[str, Any], server_ms: int | None) -> LockRecord:
+        """`records.lock_record` of an item of this table."""
+        return lock_record(item, self.table, server_ms)

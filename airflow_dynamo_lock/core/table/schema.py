@@ -1,0 +1,165 @@
+"""The DynamoDB table that the locks live in: make it, wait for it, check it. A bucket of S3 is only looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep
+from airflow_dynamo_lock.core.model.errors import LockError, LockTableError, LockValueError
+from airflow_dynamo_lock.core.table.format import Format
+
+_PAUSE = 0.5
+
+
+class TableMissingError(LockTableError):
+    """There is no table of that name in the account and region."""
+
+
+class TableExistsError(LockTableError):
+    """There is one already, or somebody else is just making it."""
+
+
+class TtlOffError(LockTableError):
+    """The table keeps the records of forgotten locks for ever."""
+
+
+def create(format: Format, *, now: float, timeout: float, streams: bool = False) -> Operation[None]:
+    """Make the lock table (on-demand, TTL on if the format has any), wait until it can be used, and check it. One that
+    exists is let be.
+
+    :param streams: with a stream, for quick hand-over.
+    :raises LockTableError: it is not active within `timeout` seconds, or there is one with other keys, or without the
+        stream.
+    :raises LockValueError: the locks are in a bucket.
+    """
+    table = format.table
+    if not format.keys:
+        raise LockValueError(
+            f"The locks are objects in the bucket {table!r}: make it as you make your other buckets."
+        )
+    with suppress(TableExistsError):
+        now = (yield _create_request(format, streams)).received_at
+    yield from _active(table, now=now, timeout=timeout)
+    try:
+        yield from check(format)
+    except TtlOffError:
+        specification = {"Enabled": True, "AttributeName": format.ttl_attribute}
+        try:
+            yield Request("UpdateTimeToLive", {"TableName": table, "TimeToLiveSpecification": specification})
+        except LockError as failure:
+            try:
+                yield from check(format)  # somebody else, who makes the table just now, was quicker
+            except TtlOffError:
+                raise failure from None
+    if streams and stream_arn((yield from describe(table))) is None:
+        raise LockTableError(
+            f"The lock table {table!r} exists already, without a stream: enable one with the view type KEYS_ONLY "
+            "(aws dynamodb update-table --stream-specification)."
+        )
+
+
+def check(format: Format) -> Operation[Mapping[str, Any]]:
+    """Make sure that the table can hold locks; return what `DescribeTable` says of it, or `ListObjectsV2` of a bucket.
+
+    :raises LockTableError: it is missing, not active, has other keys, or expires records by another attribute.
+    """
+    table = format.table
+    if not format.keys:
+        listed: Reply = yield Request("ListObjectsV2", {"Bucket": table, "MaxKeys": 1})
+        return listed.output
+    described = yield from describe(table)
+    if described["TableStatus"] not in ("ACTIVE", "UPDATING"):
+        raise LockTableError(
+            f"The lock table {table!r} is {described['TableStatus']}, not ACTIVE: wait until it is."
+        )
+    found = _keys(described)
+    if found != list(format.keys):
+        raise LockTableError(
+            f"The table {table!r} is not a lock table: its keys should be {_show(format.keys)}, but they are "
+            f"{_show(found)}. Choose another name, or create the table with client.create_table()."
+        )
+    reply: Reply = yield Request("DescribeTimeToLive", {"TableName": table})
+    ttl = reply.output["TimeToLiveDescription"]
+    on = ttl.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
+    if format.ttl_attribute is None:
+        if on:
+            raise LockTableError(
+                f"The table {table!r} expires records by the attribute {ttl.get('AttributeName')!r}, which our clients "
+                "do not renew, so that DynamoDB could delete a lock that is held: disable its time to live, or choose "
+                "another table."
+            )
+        return described
+    if not on:
+        raise TtlOffError(
+            f"The lock table {table!r} never removes the records of locks that nobody uses any more: "
+            f"enable time to live on the attribute {format.ttl_attribute!r}, as client.create_table() does."
+        )
+    if ttl.get("AttributeName") != format.ttl_attribute:
+        raise LockTableError(
+            f"The table {table!r} expires records by the attribute {ttl.get('AttributeName')!r}, "
+            f"where a lock table uses {format.ttl_attribute!r}: choose another table."
+        )
+    return described
+
+
+def describe(table: str) -> Operation[Mapping[str, Any]]:
+    """What `DescribeTable` says of the table."""
+    reply: Reply = yield Request("DescribeTable", {"TableName": table})
+    described: Mapping[str, Any] = reply.output["Table"]
+    return described
+
+
+def stream_arn(described: Mapping[str, Any]) -> str | None:
+    """The table's stream, of what `describe` says; None if there is none that is enabled."""
+    enabled = described.get("StreamSpecification", {}).get("StreamEnabled")
+    arn: str | None = described.get("LatestStreamArn") if enabled else None
+    return arn
+
+
+def _active(table: str, *, now: float, timeout: float) -> Operation[None]:
+    deadline = now + timeout
+    while True:
+        try:
+            status = (yield from describe(table))["TableStatus"]
+        except TableMissingError:
+            status = "not visible yet"  # DescribeTable is eventually consistent
+        if status in ("ACTIVE", "UPDATING"):
+            return
+        if now >= deadline:
+            raise LockTableError(
+                f"The lock table {table!r} is {status} after {timeout:g} s: try again later."
+            )
+        now = yield Sleep(_PAUSE)
+
+
+def _create_request(format: Format, streams: bool) -> Request:
+    stream = {"StreamSpecification": {"StreamEnabled": True, "StreamViewType": "KEYS_ONLY"}}
+    return Request(
+        "CreateTable",
+        {
+            "TableName": format.table,
+            "AttributeDefinitions": [
+                {"AttributeName": name, "AttributeType": kind} for name, _, kind in format.keys
+            ],
+            "KeySchema": [{"AttributeName": name, "KeyType": role} for name, role, _ in format.keys],
+            "BillingMode": "PAY_PER_REQUEST",
+            **(stream if streams else {}),
+        },
+    )
+
+
+def _keys(described: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    kinds = {
+        each["AttributeName"]: each["AttributeType"] for each in described.get("AttributeDefinitions", ())
+    }
+    return [
+        (each["AttributeName"], each["KeyType"], kinds.get(each["AttributeName"], "?"))
+        for each in described["KeySchema"]
+    ]
+
+
+def _show(keys: Sequence[tuple[str, str, str]]) -> str:
+    roles = {"HASH": "partition key", "RANGE": "sort key"}
+    return " and ".join(f"{roles.get(role, role)} {name!r} ({kind})" for name, role, kind in keys)

@@ -1,0 +1,1 @@
+"""How waiters notice a change: poller, stream, admission."""
