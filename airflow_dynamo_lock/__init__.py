@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncLockClient": "client.async_client",
     "CapacityMismatchError": "core.model.errors",
+    "Draining": "core.model.outcomes",
     "DynamoLock": "airflow.task_group",
     "DynamoLockAcquireOperator": "airflow.operators",
     "DynamoLockHeartbeatOperator": "airflow.operators",
@@ -21,6 +22,8 @@ _HOMES = {
     "DynamoLockOperator": "airflow.operators",
     "DynamoLockReleaseOperator": "airflow.operators",
     "DynamoLockSensor": "airflow.sensors",
+    "Holder": "core.model.record",
+    "KeepAlive": "client.sync_client",
     "Lease": "core.model.lease",
     "LeaseSet": "core.model.lease",
     "LockAccessError": "core.model.errors",
@@ -35,7 +38,12 @@ _HOMES = {
     "LockTimeoutError": "core.model.errors",
     "LockUnavailableError": "core.model.errors",
     "LockValueError": "core.model.errors",
+    "LockVersionError": "core.model.errors",
+    "Lost": "core.model.outcomes",
     "QueuePosition": "core.model.record",
+    "Released": "core.model.outcomes",
+    "Renewed": "core.model.outcomes",
+    "StillHeld": "core.model.outcomes",
     "Waiter": "core.model.record",
     "sdk_config": "client.sdk",
 }
@@ -44,22 +52,17 @@ __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.hooks import DynamoLockHook as DynamoLockHook
-    from airflow_dynamo_lock.airflow.operators import (
-        DynamoLockAcquireOperator as DynamoLockAcquireOperator,
-    )
+    from airflow_dynamo_lock.airflow.operators import DynamoLockAcquireOperator as DynamoLockAcquireOperator
     from airflow_dynamo_lock.airflow.operators import (
         DynamoLockHeartbeatOperator as DynamoLockHeartbeatOperator,
     )
-    from airflow_dynamo_lock.airflow.operators import (
-        DynamoLockOperator as DynamoLockOperator,
-    )
-    from airflow_dynamo_lock.airflow.operators import (
-        DynamoLockReleaseOperator as DynamoLockReleaseOperator,
-    )
+    from airflow_dynamo_lock.airflow.operators import DynamoLockOperator as DynamoLockOperator
+    from airflow_dynamo_lock.airflow.operators import DynamoLockReleaseOperator as DynamoLockReleaseOperator
     from airflow_dynamo_lock.airflow.sensors import DynamoLockSensor as DynamoLockSensor
     from airflow_dynamo_lock.airflow.task_group import DynamoLock as DynamoLock
     from airflow_dynamo_lock.client.async_client import AsyncLockClient as AsyncLockClient
     from airflow_dynamo_lock.client.sdk import sdk_config as sdk_config
+    from airflow_dynamo_lock.client.sync_client import KeepAlive as KeepAlive
     from airflow_dynamo_lock.client.sync_client import LockClient as LockClient
     from airflow_dynamo_lock.core.model.errors import CapacityMismatchError as CapacityMismatchError
     from airflow_dynamo_lock.core.model.errors import LockAccessError as LockAccessError
@@ -72,8 +75,15 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.errors import LockTimeoutError as LockTimeoutError
     from airflow_dynamo_lock.core.model.errors import LockUnavailableError as LockUnavailableError
     from airflow_dynamo_lock.core.model.errors import LockValueError as LockValueError
+    from airflow_dynamo_lock.core.model.errors import LockVersionError as LockVersionError
     from airflow_dynamo_lock.core.model.lease import Lease as Lease
     from airflow_dynamo_lock.core.model.lease import LeaseSet as LeaseSet
+    from airflow_dynamo_lock.core.model.outcomes import Draining as Draining
+    from airflow_dynamo_lock.core.model.outcomes import Lost as Lost
+    from airflow_dynamo_lock.core.model.outcomes import Released as Released
+    from airflow_dynamo_lock.core.model.outcomes import Renewed as Renewed
+    from airflow_dynamo_lock.core.model.outcomes import StillHeld as StillHeld
+    from airflow_dynamo_lock.core.model.record import Holder as Holder
     from airflow_dynamo_lock.core.model.record import LockRecord as LockRecord
     from airflow_dynamo_lock.core.model.record import QueuePosition as QueuePosition
     from airflow_dynamo_lock.core.model.record import Waiter as Waiter

@@ -151,7 +151,7 @@ def test_every_example_runs_to_its_end(runs: Runs) -> None:
 
 
 def test_every_lock_is_free_afterwards(runs: Runs) -> None:
-    assert [record.key for record in runs.locks.list() if record.holders or not record.token] == []
+    assert [record.key for record in runs.locks.list_locks() if record.holders or not record.token] == []
 
 
 def test_group(runs: Runs) -> None:

@@ -129,7 +129,7 @@ class Guard:
         if self._is_fork():
             return
         try:
-            self._client.give_back(self._held)
+            self._client.release(self._held)
         except LockError as failure:
             log.warning("Could not release the lock %s, it will run out: %s", self._held, failure)
 
@@ -139,7 +139,7 @@ class Guard:
             return
         for lease in self._held:
             try:
-                self._client.give_back(lease)
+                self._client.release(lease)
             except LockError as failure:
                 log.warning("Could not abandon the lock %r, the lease will run out: %s", lease.key, failure)
 

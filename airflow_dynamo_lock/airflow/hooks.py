@@ -69,7 +69,7 @@ class LockSettings:
         return {
             "table": self.table,
             "lease": self.lease,
-            "format": self.format,
+            "table_format": self.format,
             "partition_key": self.partition_key,
             "sort_key": self.sort_key,
         }

@@ -295,7 +295,7 @@ class DynamoLockReleaseOperator(_OfAcquired):
         first = held.leases[0]
         if beats := _beating.pop(first.lease_id, None):
             beats.stop()
-        client.give_back(held, patience=first.lease_ms / 1000)
+        client.release(held, retry_for=first.lease_ms / 1000)
 
 
 class DynamoLockOperator(_Acquires, PythonOperator):

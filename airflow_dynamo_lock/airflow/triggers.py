@@ -218,7 +218,7 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
                     ended.result()
             if not keeping.done() and not gone.done():
                 self.log.warning("The task %r has ended, but not the lease.", self.release_task_id)
-                await client.give_back(held, patience=None)
+                await client.release(held, retry_for=None)
         finally:
             keeping.cancel()
             gone.cancel()
@@ -266,7 +266,7 @@ class DynamoLockReleaseTrigger(LockTrigger):
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
             # Without end, as the keeper goes on without end: one that gave up would leave the lease to the other.
-            await client.give_back(held, patience=None)
+            await client.release(held, retry_for=None)
         return TaskSuccessEvent()
 
 

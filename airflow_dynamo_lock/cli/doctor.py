@@ -129,7 +129,7 @@ def _permissions(where: Settings) -> str:
 
     needs: dict[str, Callable[[], object]] = {
         "to wait in line": wait,
-        "`list` and `watch`": lambda: next(locks.list(), None),
+        "`list` and `watch`": lambda: next(locks.list_locks(), None),
     }
     refusals = []
     try:

@@ -92,7 +92,7 @@ def acquire(
         _print_lease(where, lease)
         sys.stdout.flush()
     except OSError as failure:  # nobody could ever release it
-        locks.give_back(lease)
+        locks.release(lease)
         raise LockError(
             f"The lock {key!r} was given back, for its lease id could not be printed: {failure.strerror}."
         ) from failure
@@ -118,7 +118,7 @@ def renew(where: Settings, key: str, lease_id: str, lease_duration: float | None
 def release(where: Settings, key: str, lease_id: str) -> None:
     """Give a lock back."""
     locks = where.locks()
-    outcome = locks.give_back(locks.find(key, lease_id))
+    outcome = locks.release(locks.find(key, lease_id))
     if isinstance(outcome, Lost):
         raise LockNotHeldError(
             f"The lease {lease_id} does not hold the lock {key!r} any more: {outcome.describe()}."
@@ -288,7 +288,7 @@ def _print_lease(where: Settings, lease: Lease) -> None:
 
 
 def _listed(locks: Any, prefix: str, held: bool) -> list[LockRecord]:
-    found = [each for each in locks.list(prefix) if each.holders or not held]
+    found = [each for each in locks.list_locks(prefix) if each.holders or not held]
     return sorted(found, key=lambda each: each.key)
 
 

@@ -92,13 +92,15 @@ def migrate(
     move.ours.check_table()
     work = _Work(set(keys))
     if not (undo and keys):
-        for record in move.theirs.list(from_prefix, on_damaged=lambda damaged: work.cannot(str(damaged))):
+        for record in move.theirs.list_locks(
+            from_prefix, on_damaged=lambda damaged: work.cannot(str(damaged))
+        ):
             work.left.add(record.key)
     if undo:
         work.until_done(move.back, "back", wait_time)
     else:
         # Ours too that an earlier run has kept: theirs may be free by now, and leave no trace.
-        work.left |= {each.key for each in move.ours.list() if move.keeps(each)}
+        work.left |= {each.key for each in move.ours.list_locks() if move.keeps(each)}
         work.until_done(move.over, "moved", wait_time, first=move.begin)
     if work.failures:
         raise LockError(

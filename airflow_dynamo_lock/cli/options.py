@@ -89,7 +89,7 @@ class Settings:
         return LockClient(
             self.aws,
             table=self.table,
-            format=self.format,
+            table_format=self.format,
             partition_key=self.partition_key,
             sort_key=self.sort_key,
             **options,

@@ -93,7 +93,7 @@ def run(
                 code = child.work(lease)
                 lost = lease.term.lost if lease.term else None
         finally:
-            lost = _give_back(locks, lease) or lost
+            lost = _release(locks, lease) or lost
     if lost:
         raise LockLostError(
             f"The lock {key!r} (lease {lease.lease_id}) was lost while the command ran: {lost}."
@@ -112,13 +112,13 @@ def _signals_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _give_back(locks: LockClient, lease: Lease) -> str | None:
+def _release(locks: LockClient, lease: Lease) -> str | None:
     """Release the lock. Returns why it was not ours any more, or None."""
     # They were the command's. Now they end the trying, which goes on for as long as nobody else can have the lock.
     for number in _ENDING:
         signal.signal(number, signal.default_int_handler)
     try:
-        outcome = locks.give_back(lease, patience=lease.remaining())
+        outcome = locks.release(lease, retry_for=lease.remaining())
     except (LockError, KeyboardInterrupt) as failure:
         why = str(failure) or "interrupted"
         click.echo(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -79,7 +78,7 @@ class AsyncLockClient:
         release_grace: Seconds = RELEASE_GRACE,
         max_clock_skew: Seconds = MAX_CLOCK_SKEW,
         streams: Any = None,
-        format: str = NATIVE,
+        table_format: str = NATIVE,
         partition_key: str | None = None,
         sort_key: str | None = None,
     ) -> None:
@@ -92,7 +91,7 @@ class AsyncLockClient:
             heartbeat,
             release_grace,
             max_clock_skew,
-            format,
+            table_format,
             partition_key,
             sort_key,
             streams=streams is not None,
@@ -124,8 +123,8 @@ class AsyncLockClient:
         streams: bool = False,
     ) -> None:
         """See `LockClient.create_table`."""
-        patience = seconds("timeout", timeout)
-        await self._run(table.create(self._core.format, now=monotonic(), timeout=patience, streams=streams))
+        retry_for = seconds("timeout", timeout)
+        await self._run(table.create(self._core.format, now=monotonic(), timeout=retry_for, streams=streams))
 
     async def check_table(self) -> None:
         """See `LockClient.check_table`."""
@@ -225,7 +224,7 @@ class AsyncLockClient:
         try:
             beats = self.keep_alive(lease, on_lost=on_lost, on_danger=on_danger, safe_time=safe_time)
         except LockValueError:  # what cannot be, for this lease
-            await self._give_back_at_last(lease)
+            await self._release_at_last(lease)
             raise
         try:
             yield lease
@@ -233,22 +232,22 @@ class AsyncLockClient:
         except BaseException:
             beats.cancel()
             try:
-                await self._give_back_at_last(lease)
+                await self._release_at_last(lease)
             except LockError as failure:
                 log.warning("Could not release %r, it will run out: %s", key, failure)
             raise
         beats.cancel()
-        if isinstance(outcome := await self._give_back_at_last(lease), Lost):
+        if isinstance(outcome := await self._release_at_last(lease), Lost):
             raise lost_in_use(key, lease, outcome)
 
-    async def _give_back_at_last(self, lease: Lease | LeaseSet) -> Released | Draining | StillHeld | Lost:
-        """`give_back`, tried once more by one who is cancelled meanwhile: nobody else will."""
+    async def _release_at_last(self, lease: Lease | LeaseSet) -> Released | Draining | StillHeld | Lost:
+        """`release`, tried once more by one who is cancelled meanwhile: nobody else will."""
         try:
-            return await self.give_back(lease)
+            return await self.release(lease)
         except asyncio.CancelledError:
             with suppress(LockError, TimeoutError):
                 async with asyncio.timeout(_RELEASE_WITHIN):
-                    await self.give_back(lease)
+                    await self.release(lease)
             raise
 
     # -- keep ---------------------------------------------------------------------------------------------------
@@ -347,15 +346,11 @@ class AsyncLockClient:
         self._notify_end(lease, outcome)
         return outcome
 
-    async def release(self, lease: Lease | LeaseSet) -> bool:
-        """See `LockClient.release`."""
-        return isinstance(await self.give_back(lease), Released)
-
-    async def give_back(
-        self, lease: Lease | LeaseSet, *, patience: Seconds | None = 0
+    async def release(
+        self, lease: Lease | LeaseSet, *, retry_for: Seconds | None = 0
     ) -> Released | Draining | StillHeld | Lost:
-        """See `LockClient.give_back`."""
-        outcome = await self._run(self._core.give_back(lease, patience))
+        """See `LockClient.release`."""
+        outcome = await self._run(self._core.release(lease, retry_for))
         self._notify_end(lease, outcome)
         return outcome
 
@@ -367,7 +362,7 @@ class AsyncLockClient:
         failure: LockError | None = None
         for lease in leases if release else ():
             try:
-                while isinstance(await self.give_back(lease), StillHeld):
+                while isinstance(await self.release(lease), StillHeld):
                     pass
             except LockError as failed:
                 failure = failure or failed  # no reason to leave the others
@@ -402,14 +397,14 @@ class AsyncLockClient:
         """See `LockClient.look`."""
         return await self._run(self._core.look(key, slots, mode))
 
-    async def waiters(self, key: str) -> builtins.list[Waiter]:
+    async def waiters(self, key: str) -> list[Waiter]:
         """See `LockClient.waiters`."""
         return await self._run(self._core.queue.reader.waiters(self._core.format.checked_key(key)))
 
-    async def list(
+    async def list_locks(
         self, prefix: str = "", *, on_damaged: Callable[[LockRecordError], None] | None = None
     ) -> AsyncIterator[LockRecord]:
-        """See `LockClient.list`; to be used with ``async for``."""
+        """See `LockClient.list_locks`; to be used with ``async for``."""
         arguments.checked_text("The prefix", prefix)
         cursor: Mapping[str, Any] | None = None
         while True:

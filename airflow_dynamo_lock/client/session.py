@@ -133,7 +133,7 @@ class ClientCore:
         heartbeat: Seconds | None,
         release_grace: Seconds,
         max_clock_skew: Seconds,
-        format: str = NATIVE,
+        table_format: str = NATIVE,
         partition_key: str | None = None,
         sort_key: str | None = None,
         *,
@@ -148,15 +148,15 @@ class ClientCore:
         self.clock = ServerClock()
         self.observer = Observer(arguments.checked_clock_skew(max_clock_skew))
         self.format = format_of(
-            format,
+            table_format,
             table,
             self.observer.max_clock_skew_ms,
             partition_key=partition_key,
             sort_key=sort_key,
         )
-        if streams and format != NATIVE:
+        if streams and table_format != NATIVE:
             raise LockValueError(
-                f"Only tables of the format 'native' have a stream that is read: this is {format!r}."
+                f"Only tables of the format 'native' have a stream that is read: this is {table_format!r}."
             )
         self.table = self.format.table
         self.start()
@@ -202,7 +202,7 @@ class ClientCore:
             lease = self._granted(key, outcome, options)
             if lease.remaining() > 0:
                 return lease
-            yield from self._give_back_late(lease, options)
+            yield from self._release_late(lease, options)
             claims = self._claims(key, options)
         raise LockUnavailableError(
             f"DynamoDB has granted {name_of(lease)} twice, each time with an answer that came after the lease's end: "
@@ -238,7 +238,7 @@ class ClientCore:
             lease = self._granted(key, granted, options)
             if lease.remaining() > 0:
                 return lease
-            yield from self._give_back_late(lease, options)
+            yield from self._release_late(lease, options)
             now = monotonic()
             if timeout is not None and now - begun >= timeout:
                 raise LockTimeoutError(
@@ -247,7 +247,7 @@ class ClientCore:
                 )
             claims = self._claims(key, options)
 
-    def _give_back_late(self, lease: Lease | LeaseSet, options: ClaimOptions) -> Operation[None]:
+    def _release_late(self, lease: Lease | LeaseSet, options: ClaimOptions) -> Operation[None]:
         """Release a lease that expired before its grant arrived. Another process may hold the lock by now."""
         log.warning(
             "The answer to the grant of %s came after the lease's end; giving it back.", name_of(lease)
@@ -255,7 +255,7 @@ class ClientCore:
         if not _undoable(options):
             return  # another process may work under the same lease id; acquiring again finds its lease (rule R7)
         try:
-            yield from self.give_back(lease, 0)
+            yield from self.release(lease, 0)
         except LockError as failure:
             log.warning("Could not release %s, it will run out: %s", name_of(lease), failure)
 
@@ -397,23 +397,23 @@ class ClientCore:
         slots, capacity = _wanted(slots, mode)
         return self.operations.look(self.format.checked_key(key), slots, capacity)
 
-    def give_back(
-        self, lease: Lease | LeaseSet, patience: Seconds | None
+    def release(
+        self, lease: Lease | LeaseSet, retry_for: Seconds | None
     ) -> Operation[Released | Draining | StillHeld | Lost]:
-        """See `LockClient.give_back`."""
+        """See `LockClient.release`."""
         leases = [each.checked() for each in leases_of(lease)]
         if is_inherited(lease):
             log.debug(
                 "The lock %s is released by the process that acquired it, not by a fork.", name_of(lease)
             )
             return StillHeld(1)
-        if (still := self._given_back_once(leases[0])) is not None:
+        if (still := self._released_once(leases[0])) is not None:
             return still
         for each in leases:
             if each.term is not None:
                 # Before the first release is sent: others may hold the lock before its answer arrives.
                 each.term.lose("it was released")
-        deadline = math.inf if patience is None else monotonic() + seconds("patience", patience, zero=True)
+        deadline = math.inf if retry_for is None else monotonic() + seconds("retry_for", retry_for, zero=True)
         applied = False
         denied: float | None = None  # since when
         while True:
@@ -442,7 +442,7 @@ class ClientCore:
         # Of a set, the worst that has become of one.
         return max(outcomes, key=lambda each: (isinstance(each, Draining), isinstance(each, Lost)))
 
-    def _given_back_once(self, lease: Lease) -> StillHeld | None:
+    def _released_once(self, lease: Lease) -> StillHeld | None:
         """Whether its owner still holds it, having acquired it more often than that."""
         with self._held_lock:
             held = self._held.get((lease.key, lease.owner))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import threading
 import time
@@ -64,7 +63,7 @@ class LockClient:
     :param heartbeat: seconds between background heartbeats. Default a sixth of the lease.
     :param release_grace: how long a lease still lasts when it was given back while processes were inside, seconds.
     :param max_clock_skew: by how much the clocks of two DynamoDB servers may differ, seconds (rule R3).
-    :param format: the table's: ``native``, or that of another lock library, with whose clients the locks are then
+    :param table_format: the table's: ``native``, or that of another lock library, with whose clients the locks are then
         shared (docs/formats.md). With ``s3``, `client` is one for S3, and `table` a bucket.
     :param partition_key: how a foreign table names that key, if not as its library does.
     :param sort_key: the same.
@@ -88,7 +87,7 @@ class LockClient:
         release_grace: Seconds = RELEASE_GRACE,
         max_clock_skew: Seconds = MAX_CLOCK_SKEW,
         streams: Any = None,
-        format: str = NATIVE,
+        table_format: str = NATIVE,
         partition_key: str | None = None,
         sort_key: str | None = None,
     ) -> None:
@@ -101,7 +100,7 @@ class LockClient:
             heartbeat,
             release_grace,
             max_clock_skew,
-            format,
+            table_format,
             partition_key,
             sort_key,
             streams=streams is not None,
@@ -142,8 +141,8 @@ class LockClient:
 
         :param streams: with a stream of its changes, for clients with `streams`.
         """
-        patience = seconds("timeout", timeout)
-        self._run(table.create(self._core.format, now=monotonic(), timeout=patience, streams=streams))
+        retry_for = seconds("timeout", timeout)
+        self._run(table.create(self._core.format, now=monotonic(), timeout=retry_for, streams=streams))
 
     def check_table(self) -> None:
         """Make sure that the table exists and can hold locks.
@@ -273,7 +272,7 @@ class LockClient:
         try:
             beats = self.keep_alive(lease, on_lost=on_lost, on_danger=on_danger, safe_time=safe_time)
         except LockValueError:  # what cannot be, for this lease
-            self.give_back(lease)
+            self.release(lease)
             raise
         try:
             yield lease
@@ -281,12 +280,12 @@ class LockClient:
         except BaseException:
             beats.stop()
             try:
-                self.give_back(lease)
+                self.release(lease)
             except LockError as failure:
                 log.warning("Could not release %r, it will run out: %s", key, failure)
             raise
         beats.stop()
-        if isinstance(outcome := self.give_back(lease), Lost):
+        if isinstance(outcome := self.release(lease), Lost):
             raise lost_in_use(key, lease, outcome)
 
     # -- keep ---------------------------------------------------------------------------------------------------
@@ -339,20 +338,20 @@ class LockClient:
         """Note in the record that a process has ended. The last one to leave an abandoned lease releases it."""
         return self._run(self._core.leave(lease, process))
 
-    def release(self, lease: Lease | LeaseSet) -> bool:
-        """Give the lock back. True if that freed it; False if it was not ours any more, or processes are inside. Of a
-        set of leases, if that is so for one of them."""
-        return isinstance(self.give_back(lease), Released)
-
-    def give_back(
-        self, lease: Lease | LeaseSet, *, patience: Seconds | None = 0
+    def release(
+        self, lease: Lease | LeaseSet, *, retry_for: Seconds | None = 0
     ) -> Released | Draining | StillHeld | Lost:
-        """`release`, telling what became of it; of a set of leases, the worst that has become of one.
+        """Give the lock back.
 
-        :param patience: for how many seconds to try again while DynamoDB cannot be reached, or access is denied (then
-            no longer than a lease); None tries without end.
+        :param lease: a lease, or a set of leases that were acquired together.
+        :param retry_for: seconds to retry while DynamoDB cannot be reached, or while access is denied (then for the
+            length of a lease at most); None retries without end.
+        :returns: what became of the lease; of a set, the worst of them. Only `Released` is true: the slots are free.
+            `Draining`: processes are still inside, the lock is free when they have left. `StillHeld`: a re-entrant
+            lease was acquired more often than it was released. `Lost`: the lease was gone already.
+        :raises LockUnavailableError: DynamoDB could not be reached in time; the lease expires by itself.
         """
-        outcome = self._run(self._core.give_back(lease, patience))
+        outcome = self._run(self._core.release(lease, retry_for))
         if not isinstance(outcome, StillHeld):
             for each in leases_of(lease):
                 self._poller.ended(each)
@@ -370,7 +369,7 @@ class LockClient:
         failure: LockError | None = None
         for lease in leases if release else ():
             try:
-                while isinstance(self.give_back(lease), StillHeld):
+                while isinstance(self.release(lease), StillHeld):
                     pass
             except LockError as failed:
                 failure = failure or failed  # no reason to leave the others
@@ -426,11 +425,11 @@ class LockClient:
         """The lock as it is now, and whether so many slots could be taken from it: free, or held by the dead."""
         return self._run(self._core.look(key, slots, mode))
 
-    def waiters(self, key: str) -> builtins.list[Waiter]:
+    def waiters(self, key: str) -> list[Waiter]:
         """Those who wait in line for the lock, the next one first."""
         return self._run(self._core.queue.reader.waiters(self._core.format.checked_key(key)))
 
-    def list(
+    def list_locks(
         self, prefix: str = "", *, on_damaged: Callable[[LockRecordError], None] | None = None
     ) -> Iterator[LockRecord]:
         """All locks of the table, held and free, whose keys begin with `prefix`. Reads the whole table.

@@ -17,7 +17,7 @@ def test_a_group_and_a_sensor_take_turns_with_a_program_in_each_format(room: Roo
     programs, leases, runs = {}, {}, {}
     for name, format in FOREIGN.items():
         place = make_place(format, room.engine, REGION)
-        programs[name] = LockClient(place.sdk, table=place.table, format=format, owner="their program")
+        programs[name] = LockClient(place.sdk, table=place.table, table_format=format, owner="their program")
         leases[name] = programs[name].acquire(f"{key}/{name}", lease=600)
         runs[name] = room.start(f"in_{name}", f"{key}/{name}")
     for name, run_id in runs.items():

@@ -328,7 +328,7 @@ def _release(actor: _Actor) -> None:
         async with async_lock_client(actor.place.endpoint_url, **actor.options) as client:
             lease = _lease(actor)
             try:
-                outcome = await client.give_back(lease, patience=None)
+                outcome = await client.release(lease, retry_for=None)
             except LockError as failure:
                 actor.failed("release", failure)
             else:

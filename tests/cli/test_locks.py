@@ -352,7 +352,7 @@ def test_doctor_does_not_delete_the_lock_of_another_doctor(
     def release_and_take(client: LockClient, lease: Lease) -> bool:
         released = release(client, lease)
         taken.append(locks.acquire(lease.key, timeout=0))
-        return released
+        return bool(released)
 
     monkeypatch.setattr(LockClient, "release", release_and_take)
     assert said(shell("doctor"), DONE) == ""

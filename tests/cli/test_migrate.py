@@ -36,7 +36,9 @@ FORMATS = [
 def theirs(request: pytest.FixtureRequest, engine: MotoServer) -> Side:
     """The other library's table, and somebody who uses it."""
     place = make_place(request.param, engine, REGION)
-    return Side(place, LockClient(place.sdk, table=place.table, format=place.format, owner="their program"))
+    return Side(
+        place, LockClient(place.sdk, table=place.table, table_format=place.format, owner="their program")
+    )
 
 
 def arguments(side: Side, *more: str) -> list[str]:

@@ -133,7 +133,7 @@ class _Doer:
     def release(self) -> bool:
         """Release the lease."""
         assert self._lease
-        return self._client.release(self._lease)
+        return bool(self._client.release(self._lease))
 
     def acquire(self, key: str, **options: Any) -> str:
         """Take the lock, and tell as soon as there is a place in the queue. The name of its owner."""

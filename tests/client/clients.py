@@ -48,7 +48,7 @@ async def async_lock_client(
     """An asynchronous client, for those who are coroutines themselves."""
     settings: dict[str, Any] = {"endpoint_url": endpoint_url, "config": sdk_config(**(sdk or {}))}
     settings["region_name"] = REGION
-    service = service_of(options.get("format", NATIVE))
+    service = service_of(options.get("table_format", NATIVE))
     async with _async_session.create_client(service, **settings) as aws, AsyncExitStack() as stack:
         follows = None
         if streams:
@@ -78,7 +78,7 @@ def lock_client(
     if kind == "sync":
         settings: dict[str, Any] = {"endpoint_url": endpoint_url, "config": sdk_config(**(sdk or {}))}
         make: Any = boto3.client
-        aws = make(service_of(options.get("format", NATIVE)), region_name=REGION, **settings)
+        aws = make(service_of(options.get("table_format", NATIVE)), region_name=REGION, **settings)
         follows = boto3.client("dynamodbstreams", region_name=REGION, **settings) if streams else None
         with any_clock_skew():
             made = LockClient(aws, table=table, streams=follows, **options)
@@ -169,11 +169,11 @@ class AsyncClientInThread(EventLoop):
 
         return _Beats(self, self.run(start()))
 
-    def list(self, prefix: str = "", **options: Any) -> Iterator[LockRecord]:
-        """See `LockClient.list`."""
+    def list_locks(self, prefix: str = "", **options: Any) -> Iterator[LockRecord]:
+        """See `LockClient.list_locks`."""
 
         async def collect() -> Sequence[LockRecord]:
-            return [record async for record in self.client.list(prefix, **options)]
+            return [record async for record in self.client.list_locks(prefix, **options)]
 
         return iter(self.run(collect()))
 

@@ -44,9 +44,9 @@ def test_a_lock_is_taken_seen_and_given_back(make_client: MakeClient, key: str) 
     assert (record.capacity, record.available, record.token) == (1, 0, lease.token)
     assert record.data == {"offset": 17}
     assert client.try_acquire(key) is None
-    assert client.release(lease) is True
+    assert client.release(lease)
     assert lease.remaining() == 0
-    assert client.release(lease) is False
+    assert isinstance(client.release(lease), Lost)
 
 
 def test_a_lease_is_found_by_its_id(make_client: MakeClient, key: str) -> None:
@@ -124,13 +124,13 @@ def test_all_locks_of_the_table_can_be_listed(
     table = f"list-{kind}"
     with lock_client(kind, engine.endpoint_url, table=table) as lister:
         lister.create_table()
-        assert list(lister.list()) == []
+        assert list(lister.list_locks()) == []
         leases = {name: lister.acquire(name, data={"filler": "x" * 50_000}) for name in map(str, range(30))}
         lister.release(leases["7"])
 
-        records = {record.key: record for record in lister.list()}
-        assert {record.key for record in lister.list("2")} == {"2", *map(str, range(20, 30))}
-        assert list(lister.list("x")) == []
+        records = {record.key: record for record in lister.list_locks()}
+        assert {record.key for record in lister.list_locks("2")} == {"2", *map(str, range(20, 30))}
+        assert list(lister.list_locks("x")) == []
 
     assert set(records) == set(leases), "more than a page of a megabyte"
     assert {name for name, record in records.items() if not record.holders} == {"7"}
@@ -219,7 +219,7 @@ def test_releasing_while_processes_are_inside_abandons_and_the_last_one_out_free
     inside = [elsewhere.enter(lease, process) for process in ("pid-1", "pid-2")]
     assert all(4 < each.remaining() <= 5 for each in inside), "they count on the grace only"
 
-    outcome = client.give_back(lease)
+    outcome = client.release(lease)
 
     assert isinstance(outcome, Draining)
     assert set(outcome.holder.processes) == {"pid-1", "pid-2"}
@@ -284,7 +284,7 @@ def test_a_damaged_record_is_an_error_and_left_as_it_is(
         with pytest.raises(LockRecordError, match="damaged"):
             use(key)
     nobodys = Lease(key, "id", 1, "me", 1, 1, 30_000, 15_000, 0)
-    for write in (client.renew, lambda lease: client.enter(lease, "pid-1"), client.give_back):
+    for write in (client.renew, lambda lease: client.enter(lease, "pid-1"), client.release):
         with pytest.raises(LockRecordError, match="damaged"):
             write(nobodys)
 

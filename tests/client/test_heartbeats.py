@@ -176,7 +176,7 @@ def test_a_patient_release_outlasts_a_bad_network(
     lease = flaky.acquire(key)
     with ThreadPoolExecutor(1) as pool:
         with proxy.breaking() as down:
-            releasing = pool.submit(flaky.give_back, lease, patience=PATIENCE)
+            releasing = pool.submit(flaky.release, lease, retry_for=PATIENCE)
             proxy.wait_for(2, "release")
             assert not releasing.done()
         assert releasing.result(PATIENCE) == Released()

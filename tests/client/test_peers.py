@@ -17,6 +17,7 @@ from airflow_dynamo_lock import (
     LockTimeoutError,
     LockUnavailableError,
 )
+from airflow_dynamo_lock.core.model.outcomes import Lost
 from tests.client.clients import SLOW, TABLE
 from tests.client.conftest import MakeClient
 from tests.client.proxy import Proxy
@@ -154,7 +155,7 @@ def test_6_releasing_a_lock_that_was_never_taken_creates_no_record(
     item = {"key": {"S": key}, "entry": {"S": "lock"}}
     sdk_client.delete_item(TableName=TABLE, Key=item)
 
-    assert client.release(lease) is False
+    assert isinstance(client.release(lease), Lost)
     assert client.get(key) is None
 
 
@@ -209,7 +210,7 @@ def test_10_a_release_frees_nobody_elses_lock(client: LockClient, elsewhere: Loc
     successor = elsewhere.acquire(key, timeout=PATIENCE, poll_interval=0.1)
     before = elsewhere.get(key)
 
-    assert client.release(late) is False
+    assert isinstance(client.release(late), Lost)
 
     after = elsewhere.get(key)
     assert before

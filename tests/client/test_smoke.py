@@ -27,7 +27,7 @@ def test_take_renew_and_release(client: LockClient, elsewhere: LockClient, key: 
     record = elsewhere.get(key)
     assert record
     assert (record.data, list(record.holders)) == ({"offset": 2}, [lease.lease_id])
-    assert [each.key for each in elsewhere.list(key)] == [key]
+    assert [each.key for each in elsewhere.list_locks(key)] == [key]
     client.leave(longer, "process")
     assert client.release(longer)
     assert elsewhere.acquire(key).token > lease.token

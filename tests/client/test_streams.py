@@ -20,7 +20,7 @@ from uuid import uuid4
 import pytest
 
 from airflow_dynamo_lock import Lease, LockClient, LockTableError, LockTimeoutError
-from airflow_dynamo_lock.core.queue import queue as line
+from airflow_dynamo_lock.core.lock import presence
 from airflow_dynamo_lock.core.wait import stream as streams
 from tests.client.clients import SLOW, async_lock_client, core_of
 from tests.client.conftest import MakeClient
@@ -132,7 +132,7 @@ def test_all_who_wait_share_one_reader_and_few_polls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        line, "_PRESENCE_AFTER", 600.0
+        presence, "_PRESENCE_AFTER", 600.0
     )  # a slow machine's first sign of life would come into it
     keys = [f"{key}-{number}" for number in range(15)]
     held = [holder.acquire(each) for each in keys]

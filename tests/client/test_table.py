@@ -131,7 +131,7 @@ def test_a_missing_table_is_an_error_that_says_how_to_make_it(locks: LockClient,
     for use in (
         locks.check_table,
         locks.describe_table,
-        lambda: list(locks.list()),
+        lambda: list(locks.list_locks()),
         lambda: locks.get("k"),
         lambda: locks.try_acquire("k"),
         lambda: locks.acquire("k"),

@@ -150,7 +150,7 @@ def test_a_crowd_does_not_keep_a_slow_dynamodb_busy_with_what_nobody_waits_for_a
     client = make_client(proxy, sdk={"read_timeout": 0.2, "retries": {"total_max_attempts": 1}})
 
     def take_turns() -> None:
-        client.give_back(client.acquire(key, poll_interval=0.1, timeout=60), patience=60)
+        client.release(client.acquire(key, poll_interval=0.1, timeout=60), retry_for=60)
 
     # Thirty requests at once take three times as long as each of them is waited for.
     with proxy.applying(Rule(lambda _: True, delay=0.02, in_turn=True)), ThreadPoolExecutor(30) as pool:
@@ -320,7 +320,7 @@ async def test_a_keeper_learns_of_the_end_of_its_lease_from_another_process(
     if end == "break":
         await elsewhere_async.break_lock(key, lease.lease_id)
     else:
-        await elsewhere_async.give_back(lease)
+        await elsewhere_async.release(lease)
 
     await asyncio.wait_for(keeping, PATIENCE)
     record = await keeper.get(key)
@@ -394,7 +394,7 @@ async def test_a_keeper_beats_through_a_bad_network_until_its_lease_ends(
 
     if end == "abandon":
         await elsewhere_async.enter(lease, "pid-1")
-    await elsewhere_async.give_back(lease)
+    await elsewhere_async.release(lease)
 
     outcome = await asyncio.wait_for(keeping, PATIENCE)
     assert type(outcome).__name__ == ("Draining" if end == "abandon" else "Lost")

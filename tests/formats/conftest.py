@@ -89,7 +89,7 @@ def make_place(name: str, engine: Engine, region: str = REGION) -> Place:
     sdk = make(service_of(name), region_name=region, endpoint_url=engine.endpoint_url)
     place = Place(name, engine, sdk)
     if name != "s3":
-        LockClient(sdk, table=place.table, format=name).create_table()
+        LockClient(sdk, table=place.table, table_format=name).create_table()
         if name == "awsflock" and isinstance(engine, DynamoDBLocal):
             # It may remove a lock in the second in which it expires, where AWS takes minutes, or days; and with it
             # what tells that there was a holder.
@@ -108,7 +108,7 @@ def make_client(place: Place) -> Iterator[MakeClient]:
     with ExitStack() as stack:
 
         def make(**options: Any) -> LockClient:
-            given = {"table": place.table, "format": place.format} | options
+            given = {"table": place.table, "table_format": place.format} | options
             return stack.enter_context(lock_client(place.kind, place.engine.endpoint_url, **given))
 
         yield make

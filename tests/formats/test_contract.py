@@ -56,7 +56,7 @@ def test_the_refusal_names_the_holder(client: LockClient, elsewhere: LockClient,
     ):
         client.acquire(key, timeout=0)
     assert lease.lease_id in [
-        each for record in client.list() if record.key == key for each in record.holders
+        each for record in client.list_locks() if record.key == key for each in record.holders
     ]
 
 
@@ -93,7 +93,7 @@ def test_a_release_waits_for_those_who_are_inside(
 ) -> None:
     lease = client.acquire(key)
     inside = client.enter(lease, "a process")
-    assert isinstance(client.give_back(lease), Draining)
+    assert isinstance(client.release(lease), Draining)
     with pytest.raises(LockLostError, match="being given back"):
         client.enter(lease, "another")
     inside = client.renew(inside)
@@ -264,7 +264,7 @@ def test_what_is_no_lock_is_refused_and_left_as_it_is(client: LockClient, place:
             call(key)
         assert repr(key) in str(refused.value)
         assert len(str(refused.value).splitlines()) == 1
-    assert [record for record in client.list() if record.key == key] == []
+    assert [record for record in client.list_locks() if record.key == key] == []
     assert items.stored(place, key) == item
 
 
@@ -323,7 +323,7 @@ def test_one_who_beats_just_before_he_is_reclaimed_is_not(place: Place, key: str
     beat()
     sdk = _Overtaken(place.sdk, beat)
     with any_clock_skew():
-        client = LockClient(sdk, table=place.table, format=place.format, max_clock_skew=1.0)
+        client = LockClient(sdk, table=place.table, table_format=place.format, max_clock_skew=1.0)
     with pytest.raises(LockTimeoutError):
         client.acquire(key, timeout=1.5 if silent else 0, poll_interval=0.1)
     assert len(beats) > 1
@@ -345,7 +345,7 @@ class _Counting:
 @places(engine="moto")
 def test_how_many_requests_it_takes(place: Place, key: str) -> None:
     sdk = _Counting(place.sdk)
-    client = LockClient(sdk, table=place.table, format=place.format)
+    client = LockClient(sdk, table=place.table, table_format=place.format)
     lease = client.acquire(key, timeout=0)
     lease = client.renew(lease)
     assert client.release(lease)
@@ -369,7 +369,7 @@ def test_a_lost_answer_loses_nothing(place: Place, key: str, what: str) -> None:
     deletes = place.format in ("python-dynamodb-lock", "awsflock")
     writes = "put_object" if place.format == "s3" else "update_item"
     losing = _Losing(sdk, "delete_item" if what == "release" and deletes else writes)
-    client = LockClient(losing, table=place.table, format=place.format)
+    client = LockClient(losing, table=place.table, table_format=place.format)
     if what == "release":
         losing.lost = 1
     lease = client.acquire(key, timeout=10, poll_interval=0.1)
@@ -378,7 +378,9 @@ def test_a_lost_answer_loses_nothing(place: Place, key: str, what: str) -> None:
     lease.check()
     assert client.release(lease)
     assert losing.lost == 1
-    assert LockClient(sdk, table=place.table, format=place.format).try_acquire(key), "nobody is in the way"
+    assert LockClient(sdk, table=place.table, table_format=place.format).try_acquire(key), (
+        "nobody is in the way"
+    )
 
 
 @pytest.mark.parametrize(
@@ -475,7 +477,7 @@ def test_sort_keys(client: LockClient, make_client: MakeClient, place: Place, ke
     assert place.sdk.get_item(TableName=place.table, Key={"lock_key": {"S": "ab"}, "sort_key": {"S": "c"}})[
         "Item"
     ]
-    assert {"ab::c", "a::bc"} <= {record.key for record in client.list()}
+    assert {"ab::c", "a::bc"} <= {record.key for record in client.list_locks()}
     for wrong in ("a::-", "::b", "a::"):
         with pytest.raises(LockValueError, match="'partition key::sort key'"):
             client.acquire(wrong)
@@ -493,7 +495,7 @@ def test_a_partition_key_that_has_no_name_is_refused(client: LockClient, place: 
         TableName=place.table,
         Item={"lock_key": {"S": f"{key}::b"}, "sort_key": {"S": "-"}, **items.held(place.format)},
     )
-    assert [each.key for each in client.list() if each.key.startswith(key)] == []
+    assert [each.key for each in client.list_locks() if each.key.startswith(key)] == []
     assert client.release(client.acquire(f"{key}::b", timeout=0)), "another lock"
 
 
@@ -566,10 +568,10 @@ def test_a_bucket_may_have_other_things_in_it(client: LockClient, place: Place, 
     for name, body in ((f"{key}/text", b"no JSON"), (f"{key}/json", b"[1]"), (f"{key}/large", b" " * 9000)):
         place.sdk.put_object(Bucket=place.table, Key=name, Body=body)
     damaged: list[LockRecordError] = []
-    assert [each.key for each in client.list(key, on_damaged=damaged.append)] == [key]
+    assert [each.key for each in client.list_locks(key, on_damaged=damaged.append)] == [key]
     assert not damaged
     items.put(place, f"{key}/lock", items.held("s3") | {"expire": "soon"})
-    assert [each.key for each in client.list(key, on_damaged=damaged.append)] == [key]
+    assert [each.key for each in client.list_locks(key, on_damaged=damaged.append)] == [key]
     assert f"{key}/lock" in str(damaged)
     client.release(lease)
 
@@ -583,7 +585,7 @@ def test_a_lease_of_theirs_is_not_ours_to_renew_or_release(
     assert record
     (lease_id,) = record.holders
     lease = client.find(key, lease_id)
-    assert isinstance(client.give_back(lease), Lost)
+    assert isinstance(client.release(lease), Lost)
     with pytest.raises(LockLostError):
         client.renew(client.find(key, lease_id))
     assert items.stored(place, key) == held

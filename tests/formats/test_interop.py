@@ -60,7 +60,7 @@ class Both:
             "sync",
             self.engine.endpoint_url,
             table=TABLES[self.format],
-            format=self.format,
+            table_format=self.format,
             sdk=SDK,
             **options,
         )

@@ -154,7 +154,7 @@ def _async(run: Callable[[AsyncLockClient, str, Lease], Coroutine[Any, Any, Any]
 
 
 async def _list(client: AsyncLockClient) -> list[LockRecord]:
-    return [record async for record in client.list()]
+    return [record async for record in client.list_locks()]
 
 
 # What this program keeps in a record: all that it may change. What it may not, in which operation, is taken away here.
@@ -170,7 +170,7 @@ _SET = frozenset({"capacity", "available", "capacity_pinned", "expires_at"})
 _MOVES = [
     Move("get", lambda table, key, _: table.locks().get(key)),
     Move("look", lambda table, key, _: table.locks().look(key)),
-    Move("list", lambda table, _, __: list(table.locks().list())),
+    Move("list", lambda table, _, __: list(table.locks().list_locks())),
     Move("wait", lambda table, key, _: table.locks().wait(key, timeout=0)),
     Move("look, to share", lambda table, key, _: table.locks().look(key, mode="shared")),
     Move("waiters", lambda table, key, _: table.locks().waiters(key)),
@@ -223,8 +223,8 @@ _MOVES = [
         **_GIVE,
     ),
     Move(
-        "give_back",
-        lambda table, _, lease: table.locks().give_back(lease),
+        "release",
+        lambda table, _, lease: table.locks().release(lease),
         mine=_BEAT | {"draining", "cooling_down", "lease_ms"},
         writes_blind=True,
         **_GIVE,

@@ -50,7 +50,7 @@ def whole_life(
     shown = record.holders[lease_id]
     assert (shown.owner, list(shown.processes), record.data) == (owner, [process], data or None)
     assert shown.about == {**about, "attempt_of": owner}
-    assert key in [each.key for each in locks.list()]
+    assert key in [each.key for each in locks.list_locks()]
     assert locks.renew(Lease.from_dict(lease.as_dict())).key == key
     locks.leave(lease, process)
     assert locks.release(lease)
@@ -128,7 +128,7 @@ def test_a_name_that_cannot_be_stored_is_refused_before_anything_is_sent(wrong: 
         lambda: LOCKS.renew(replace(LEASE, lease_id=wrong)),
         lambda: LOCKS.enter(replace(LEASE, lease_id=wrong), "process"),
         lambda: LOCKS.leave(replace(LEASE, lease_id=wrong), "process"),
-        lambda: LOCKS.give_back(replace(LEASE, lease_id=wrong)),
+        lambda: LOCKS.release(replace(LEASE, lease_id=wrong)),
         lambda: Lease.from_dict({**LEASE.as_dict(), "key": wrong}),
     ):
         with pytest.raises(LockValueError) as refused:

@@ -116,7 +116,7 @@ def test_an_unusual_record_is_understood_and_what_is_unknown_survives(
     assert (played.after or {}).get("later") == item.get("later")
 
 
-@pytest.mark.parametrize("move", ["get", "list", "try_acquire", "renew", "give_back"])
+@pytest.mark.parametrize("move", ["get", "list", "try_acquire", "renew", "release"])
 def test_a_record_near_the_size_limit(moto_table: Table, move: str) -> None:
     """Too little room for more is an error of the caller's, not a damaged record."""
     item = of_many(300, 1000)
@@ -171,7 +171,7 @@ def test_a_release_gives_back_as_many_slots_as_the_record_shows(moto_table: Tabl
     moto_table.delete(KEY)
     assert moto_table.store(KEY, item)
     lease = replace(lease_of(item, KEY, lambda ids: ids[0]), slots=1)
-    move = MOVES["give_back"]
+    move = MOVES["release"]
     judge(KEY, move, lease, play(moto_table, KEY, move, lease))
 
 

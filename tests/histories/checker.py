@@ -696,7 +696,7 @@ class Checker:
         for (key, entry), item in items.items():
             if entry != LOCK_ENTRY:
                 try:
-                    waiter_record(item)
+                    waiter_record(item, "simulated")
                 except (TypeError, ValueError) as damaged:
                     self.wrong(f"the entry {entry} in the queue of {key} is damaged: {damaged}")
                 continue

@@ -687,13 +687,13 @@ class Airflow:
             try:
                 await asyncio.wait((keeping, gone, forsaken), return_when=asyncio.FIRST_COMPLETED)
                 if not keeping.done() and not gone.done():
-                    await locks.give_back(held, patience=None)
+                    await locks.release(held, retry_for=None)
             finally:
                 keeping.cancel()
                 gone.cancel()
 
         async def release(process: Process, locks: AsyncLockClient) -> None:
-            await locks.give_back(held, patience=None)
+            await locks.release(held, retry_for=None)
 
         self.checker.queue.processes[lease_id] = lambda: self.triggerer
         with self.checker.queue.waits(lease_id):

@@ -34,7 +34,7 @@ from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.core.queue import view
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
 from airflow_dynamo_lock.core.queue.view import QueueReader
-from airflow_dynamo_lock.core.table import expressions, grant_writes, lease_writes, position
+from airflow_dynamo_lock.core.table import expressions, grant_writes, lease_writes, position, version
 from airflow_dynamo_lock.core.table.format import QUEUE_IGNORED
 from airflow_dynamo_lock.core.table.items import VERIFIED
 from airflow_dynamo_lock.core.table.native import NativeFormat
@@ -105,7 +105,7 @@ _stamp, _enter = ClientCore.stamp, ClientCore.enter
 _see, _granted, _renew = Observer.see, Operations._granted, Operations._renew
 _step_out = NativeFormat.delete_entry
 _look, _take_together, _living = QueueReader.look, WaitQueue._take_together, QueueReader._living
-_give_back = ClientCore.give_back
+_release = ClientCore.release
 
 
 def _stamp_by_host(self: ClientCore) -> Stamp:
@@ -185,9 +185,7 @@ def _believe_until_answered(self: ClientCore, lease: Any, *args: Any) -> Any:
     leases = leases_of(lease)
     terms = {id(each.term): each.term for each in leases if each.term is not None}
     kept = [replace(each, term=None) for each in leases]
-    outcome = yield from _give_back(
-        self, kept[0] if isinstance(lease, Lease) else LeaseSet(tuple(kept)), *args
-    )
+    outcome = yield from _release(self, kept[0] if isinstance(lease, Lease) else LeaseSet(tuple(kept)), *args)
     for term in terms.values() if not isinstance(outcome, StillHeld) else ():
         term.lose("it was released")
     return outcome
@@ -445,7 +443,7 @@ MUTATIONS = {
     ),
     "believes-while-releasing": Mutation(
         "R4: a holder stops believing in its lease before it sends the release",
-        _patched(ClientCore, "give_back", _believe_until_answered),
+        _patched(ClientCore, "release", _believe_until_answered),
         seed=0,
     ),
     # -- the sixteen that were tried on the simulation only ---------------------------------------------------------
@@ -727,6 +725,16 @@ MUTATIONS = {
         "an acquire that is interrupted leaves no lease and no place in the queue",
         _edited(LockClient._run, ("except BaseException as raised", "except Exception as raised")),
         seed=69,
+    ),
+    "newer-version-overwritten": Mutation(
+        "R13: nothing is written to a record of a newer format version",
+        _patched(
+            version,
+            "IS_KNOWN",
+            "(attribute_not_exists(#format_version) OR #format_version >= :known_version)",
+        ),
+        test="tests/protocol/test_versions.py"
+        "::test_a_write_that_was_built_before_the_upgrade_is_refused_after_it",
     ),
     "nothing-left-for-others": Mutation(
         "the queue: a grant beside living waiters leaves slots for them",

@@ -16,8 +16,8 @@ from airflow_dynamo_lock import (
     DynamoLockOperator,
     DynamoLockSensor,
     LockValueError,
-    leases,
 )
+from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.guard import EnterLock
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
 
@@ -199,8 +199,8 @@ def test_what_a_template_has_yet_to_say_is_not_held_against_the_rest() -> None:
 def test_all_that_takes_a_lock_takes_the_same_parameters() -> None:
     for kind in (DynamoLock, DynamoLockAcquireOperator):
         parameters = inspect.signature(kind).parameters
-        defaults = {name: parameters[name].default for name in leases.PARAMETERS if name != "key"}
-        assert {**defaults, "key": None} == leases.PARAMETERS
+        defaults = {name: parameters[name].default for name in lock_options.PARAMETERS if name != "key"}
+        assert {**defaults, "key": None} == lock_options.PARAMETERS
 
 
 def test_a_lock_without_tasks_does_not_load() -> None:

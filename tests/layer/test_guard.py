@@ -88,7 +88,7 @@ def test_it_counts_on_the_grace_only(inside: Guard) -> None:
 def test_a_lease_given_back_meanwhile_is_free_when_the_process_leaves(
     locks: LockClient, lease: Lease, inside: Guard
 ) -> None:
-    assert isinstance(locks.give_back(lease), Draining)
+    assert isinstance(locks.release(lease), Draining)
     assert locks.try_acquire(lease.key) is None
     inside.leave()
     assert locks.try_acquire(lease.key)
@@ -104,7 +104,7 @@ def test_nothing_starts_under_a_lease_that_is_lost(locks: LockClient, lease: Lea
 def test_nothing_starts_under_a_lease_that_is_being_given_back(
     locks: LockClient, lease: Lease, inside: Guard, task: Task
 ) -> None:
-    locks.give_back(lease)
+    locks.release(lease)
     with pytest.raises(LockLostError, match="nothing may start under it any more"):
         Guard(locks, [lease], task).enter()
 
@@ -122,7 +122,7 @@ def test_a_lost_lease_stops_the_task(locks: LockClient, lease: Lease, inside: Gu
     with pytest.raises(LockLostError, match="released, broken or reclaimed"):
         wait_until_stopped(inside)
     assert task.killed.is_set()
-    assert isinstance(locks.give_back(lease), Lost)
+    assert isinstance(locks.release(lease), Lost)
 
 
 def test_a_task_is_not_interrupted_while_it_talks_to_its_supervisor(
@@ -217,7 +217,7 @@ def test_a_task_that_is_cut_off_has_ended_when_another_takes_the_lock(locks: Loc
         guarded(proxy.endpoint_url, lease, "swallows everything") as process,
         proxy.breaking(),
     ):
-        assert isinstance(locks.give_back(lease), Draining)
+        assert isinstance(locks.release(lease), Draining)
         locks.acquire(key, timeout=WITHIN, poll_interval=0.1)
         assert process.poll() == 1
 

@@ -27,8 +27,8 @@ from airflow_dynamo_lock import (
     LockClient,
     LockError,
     LockValueError,
-    leases,
 )
+from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.decorators import dynamo_lock_task
 from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.operators import _Acquires
@@ -295,18 +295,18 @@ TI: Any = SimpleNamespace(
 
 async def asked_on_worker(operator: Any) -> Mapping[str, Any]:
     """What the client is asked by an operator on a worker."""
-    wanted = leases.Wanted.of(operator)
+    wanted = lock_options.Wanted.of(operator)
     with pytest.raises(Asked) as asked:
-        operator._wait_here(Client(), wanted, leases.claim_options(TI, LockSettings(), wanted))
+        operator._wait_here(Client(), wanted, lock_options.claim_options(TI, LockSettings(), wanted))
     return asked.value.options
 
 
 async def asked_in_triggerer(operator: Any) -> Mapping[str, Any]:
     """What the client is asked by an operator's trigger."""
     trigger = again(DynamoLockAcquireTrigger(**operator._trigger_arguments()))
-    wanted = leases.Wanted.of(trigger)
+    wanted = lock_options.Wanted.of(trigger)
     with pytest.raises(Asked) as asked:
-        await trigger._acquire(Client(), wanted, leases.claim_options(TI, LockSettings(), wanted))
+        await trigger._acquire(Client(), wanted, lock_options.claim_options(TI, LockSettings(), wanted))
     return asked.value.options
 
 
@@ -325,8 +325,8 @@ def test_what_a_dag_says_may_be_a_template_and_starts_in_the_triggerer(take: Cal
     assert set(operator.template_fields) >= {"key", "dynamo_lock_conn_id"} | IN_DAGS
     assert set(operator._trigger_arguments()) - {"resume"} == ONLY_IN_DAGS | IN_DAGS
     assert set(DynamoLockAcquireTrigger.arguments) >= ONLY_IN_DAGS | IN_DAGS
-    assert leases.PARAMETERS.keys() == {"key"} | IN_DAGS
-    assert set(leases.Wanted.__annotations__) == {"keys"} | IN_DAGS
+    assert lock_options.PARAMETERS.keys() == {"key"} | IN_DAGS
+    assert set(lock_options.Wanted.__annotations__) == {"keys"} | IN_DAGS
 
 
 def test_what_a_dag_says_is_a_parameter_and_documented() -> None:
@@ -447,4 +447,6 @@ def test_a_connection_has_a_field_for_each_setting() -> None:
 def test_a_connection_gives_the_clients_all_but_what_each_task_says() -> None:
     assert LockSettings().client_options.keys() == parameters(LockClient) - NOT_IN_CONNECTION.keys()
     for name, value in LockSettings(**{n: f"the {n}" for n in ("table", "format")}).client_options.items():  # type: ignore[arg-type]
-        assert value == getattr(LockSettings(table="the table", format="the format"), name)
+        assert value == getattr(
+            LockSettings(table="the table", format="the format"), name.removeprefix("table_")
+        )

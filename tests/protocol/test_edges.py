@@ -331,7 +331,7 @@ def test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back(
         return slow.now
 
     def give_back() -> None:
-        if core._given_back_once(lease) is None:
+        if core._released_once(lease) is None:
             term.lose("it was released")
 
     gives_back, term = threading.Thread(target=give_back), Term(clock)
@@ -415,7 +415,7 @@ def test_a_lease_beside_others_lasts_no_longer_than_a_record_is_kept() -> None:
     client = LockClient(None, table="locks", lease=8 * 86_400)
     for lease in ({}, {"lease": 9 * 86_400}):
         with pytest.raises(
-            LockValueError, match="lease must be at most 604800 s for a lock that others may hold"
+            LockValueError, match="lease must be at most 604800 s for a lock with several holders"
         ):
             client.try_acquire(KEY, capacity=2, **lease)  # type: ignore[call-overload]
 

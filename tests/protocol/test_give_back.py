@@ -337,73 +337,71 @@ def test_a_break_that_the_sdk_sent_twice_is_a_break(world: World, host: Host) ->
 
 
 @pytest.fixture
-def give_back(world: World, host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def release(world: World, host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """What both clients do to give the lease "a" back, which lasts for 30 s."""
     monkeypatch.setattr(session, "monotonic", host.now)
     client = ClientCore(TABLE, "a", 30.0, None, 15.0, 10.0)
     host.take()
     lease = Lease(KEY, "a", 1, "a", 1, 1, 30_000, 15_000, 0)
-    return lambda patience: host.run(client.give_back(lease, patience))
+    return lambda patience: host.run(client.release(lease, patience))
 
 
-def test_the_impatient_are_told_at_once(world: World, give_back: Callable[..., Any]) -> None:
+def test_the_impatient_are_told_at_once(world: World, release: Callable[..., Any]) -> None:
     for fate, failure in ((UNSENT, LockUnavailableError), (DENIED, LockAccessError)):
         world.fates.append(fate)
         with pytest.raises(failure):
-            give_back(0)
+            release(0)
     assert world.now == 0.0
-    assert give_back(0) == Released()
+    assert release(0) == Released()
 
 
-def test_patience_has_an_end_where_it_was_given_one(world: World, give_back: Callable[..., Any]) -> None:
+def test_patience_has_an_end_where_it_was_given_one(world: World, release: Callable[..., Any]) -> None:
     world.fates.extend([UNSENT] * 1000)
     with pytest.raises(LockUnavailableError):
-        give_back(5)
+        release(5)
     assert world.now == 5.0
 
 
-def test_a_patient_release_waits_without_end_for_dynamodb(
-    world: World, give_back: Callable[..., Any]
-) -> None:
+def test_a_patient_release_waits_without_end_for_dynamodb(world: World, release: Callable[..., Any]) -> None:
     world.fates.extend([UNSENT] * 500)
 
-    assert give_back(None) == Released()
+    assert release(None) == Released()
     assert world.now == 500.0
     assert world.record().holders == {}
 
 
 def test_a_patient_release_that_was_applied_unheard_is_a_release(
-    world: World, give_back: Callable[..., Any]
+    world: World, release: Callable[..., Any]
 ) -> None:
     world.fates.extend([LOST, LOST, UNSENT, DENIED])
 
-    assert give_back(None) == Released()
+    assert release(None) == Released()
 
 
 def test_a_patient_release_outlasts_credentials_that_expired(
-    world: World, give_back: Callable[..., Any]
+    world: World, release: Callable[..., Any]
 ) -> None:
     world.fates.extend([DENIED] * 29)
 
-    assert give_back(None) == Released()
+    assert release(None) == Released()
 
 
 def test_a_patient_release_that_is_denied_for_a_lease_says_so(
-    world: World, give_back: Callable[..., Any]
+    world: World, release: Callable[..., Any]
 ) -> None:
     world.fates.extend([DENIED] * 1000)
 
     with pytest.raises(LockAccessError):
-        give_back(None)
+        release(None)
     assert world.now == 30.0
 
 
 def test_a_lease_of_denials_counts_from_the_first_of_them_in_a_row(
-    world: World, give_back: Callable[..., Any]
+    world: World, release: Callable[..., Any]
 ) -> None:
     world.fates.extend([UNSENT] * 100 + [DENIED] * 20 + [UNSENT] + [DENIED] * 20)
 
-    assert give_back(None) == Released()
+    assert release(None) == Released()
     assert world.now == 141.0
 
 

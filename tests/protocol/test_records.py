@@ -161,7 +161,7 @@ def test_the_least_that_the_entry_of_a_waiter_may_say_is_read() -> None:
         "key": KEY, "entry": "waiter/50/000000000000001/x", "lease_id": "a", "owner": "me", "slots": 1, "capacity": 1,
         "priority": 0, "since": 0, "until": 0, "renewed_at": 0, "version": "v",
     }  # fmt: skip
-    waiter = waiter_record({name: encode(value) for name, value in said.items()})
+    waiter = waiter_record({name: encode(value) for name, value in said.items()}, "t")
     assert (waiter.since_ms, waiter.until_ms, waiter.renewed_at_ms) == (0, 0, 0)
 
 

@@ -148,14 +148,14 @@ def test_the_life_of_a_lock(told: Told, url: str) -> None:
         told.failing(lambda: others.acquire("life", timeout=0.2, poll_interval=0.05))
         told.failing(lambda: others.try_acquire("life", capacity=2))
         entered = locks.enter(lease, "p")
-        told.note(entered, locks.give_back(lease), locks.leave(entered, "p"))
+        told.note(entered, locks.release(lease), locks.leave(entered, "p"))
     lost = locks.try_acquire("life", data=DATA)
     assert lost
     told.note(others.break_lock("life", lost.lease_id))
     told.failing(lambda: locks.renew(lost), LockLostError)
     told.failing(lambda: locks.enter(lost, "p"), LockLostError)
     told.failing(lambda: locks.break_lock("life", "nobody's"))
-    told.note(locks.give_back(lost), *locks.list())
+    told.note(locks.release(lost), *locks.list_locks())
     with pytest.raises(LockLostError) as raised, locks.lock("life", data=DATA) as held:
         others.break_lock("life", held.lease_id)
     told.note(raised.value)
@@ -194,14 +194,14 @@ def test_a_life_in_line(told: Told, url: str) -> None:
         lease = others.acquire(
             "line", data=DATA, on_position=note, poll_interval=0.05, priority=3, timeout=60
         )
-        told.note(lease, lease.reclaimed, others.give_back(lease))
+        told.note(lease, lease.reclaimed, others.release(lease))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     assert in_line.wait(30)
     told.note(*places, *(each.describe() for each in places), *locks.waiters("line"))
     told.failing(lambda: locks.set_capacity("line", 2), CapacityMismatchError)
-    told.note(locks.give_back(blocker), locks.get("line"), locks.break_lock("line", blocker.lease_id))
+    told.note(locks.release(blocker), locks.get("line"), locks.break_lock("line", blocker.lease_id))
     waiting.join(60)
     told.note(locks.set_capacity("line", 2), locks.set_capacity("line", None), locks.get("line"))
 
@@ -240,7 +240,7 @@ def test_a_damaged_record_with_a_payload(told: Told, url: str, attributes: dict[
         told.failing(lambda: locks.get("damaged"), LockRecordError)
         told.failing(lambda: locks.try_acquire("damaged", data=DATA), LockRecordError)
         told.failing(lambda: locks.acquire("damaged", timeout=0.1), LockRecordError)
-        list(locks.list())  # it is left out, and the log says so
+        list(locks.list_locks())  # it is left out, and the log says so
     finally:
         sdk(url).delete_item(TableName=TABLE, Key={"key": {"S": "damaged"}, "entry": {"S": "lock"}})
 
@@ -272,7 +272,7 @@ def test_errors_of_each_kind(told: Told, url: str) -> None:
         told.note(client)
         told.failing(lambda locks=client: locks.try_acquire("errors", data=DATA))  # type: ignore[misc]
         told.failing(lambda locks=client: locks.get("errors"))  # type: ignore[misc]
-        told.failing(lambda locks=client: list(locks.list()))  # type: ignore[misc]
+        told.failing(lambda locks=client: list(locks.list_locks()))  # type: ignore[misc]
         told.failing(lambda locks=client: locks.check_table())  # type: ignore[misc]
 
 

@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
     "renew": (lambda locks, _, lease: locks.renew(lease), {"GetItem", "UpdateItem"}),
     "enter": (lambda locks, _, lease: locks.enter(lease, "p"), {"GetItem", "UpdateItem"}),
     "leave": (lambda locks, _, lease: locks.leave(lease, "p"), {"UpdateItem"}),
-    "give_back": (lambda locks, _, lease: locks.give_back(lease), {"UpdateItem"}),
+    "release": (lambda locks, _, lease: locks.release(lease), {"UpdateItem"}),
     "wait": (
         lambda locks, key, _: _until_timeout(lambda: locks.wait(key, timeout=0.05, poll_interval=0.01)),
         {"GetItem", "BatchGetItem"},
@@ -71,7 +71,7 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
     "look": (lambda locks, key, _: locks.look(key), {"GetItem"}),
     "get": (lambda locks, key, _: locks.get(key), {"GetItem"}),
     "waiters": (lambda locks, key, _: locks.waiters(key), {"Query", "BatchGetItem"}),
-    "list": (lambda locks, _, __: list(locks.list()), {"Scan"}),
+    "list": (lambda locks, _, __: list(locks.list_locks()), {"Scan"}),
     "break_lock": (
         lambda locks, key, lease: locks.break_lock(key, lease.lease_id),
         {"GetItem", "UpdateItem"},
@@ -80,7 +80,7 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
 }
 _HOLDS = {
     *("try_acquire", SEVERAL, "acquire, waiting", "acquire, waiting but not in line"),
-    *("renew", "enter", "leave", "give_back"),
+    *("renew", "enter", "leave", "release"),
 }
 _WAITS = {"wait", "look", "get"}
 

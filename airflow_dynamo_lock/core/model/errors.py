@@ -59,6 +59,10 @@ class LockRecordError(LockTableError):
     """A record in the lock table does not look like a lock: another program wrote or damaged it."""
 
 
+class LockVersionError(LockRecordError):
+    """A newer version of this package wrote the record, in a format that this version does not know (R13)."""
+
+
 class LockAccessError(LockError):
     """AWS refused the call or could not tell who calls: no permission, no or expired credentials, no region."""
 

@@ -54,6 +54,10 @@ class Lost:
 
     record: LockRecord | None
 
+    def __bool__(self) -> bool:
+        """False: the slots are not free. Only `Released` is true."""
+        return False
+
     def describe(self) -> str:
         """What became of the lock, for an error message."""
         if self.record is None or not self.record.holders:
@@ -74,6 +78,10 @@ class StillHeld:
 
     times: int
 
+    def __bool__(self) -> bool:
+        """False: the slots are not free. Only `Released` is true."""
+        return False
+
 
 @dataclass(frozen=True)
 class CapacitySet:
@@ -87,6 +95,10 @@ class Draining:
     """Processes are still inside, so the lease was shortened to a grace and no process may enter (R8)."""
 
     holder: Holder
+
+    def __bool__(self) -> bool:
+        """False: the slots are not free. Only `Released` is true."""
+        return False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.model.limits import RETENTION
 from airflow_dynamo_lock.core.model.record import Holder
+from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.items import ATTRIBUTES
 
@@ -80,6 +81,9 @@ class TableWrites:
         entry: str = LOCK_ENTRY,
         **names: str,
     ) -> Request:
+        if entry == LOCK_ENTRY:
+            condition = f"{version.IS_KNOWN} AND {condition}"
+            values = {**values, ":known_version": version.KNOWN}
         # DynamoDB refuses names and values that the expressions do not use, so only those used are sent.
         used = placeholders(f"{update} {condition}")
         paths = {alias: names.get(alias[1:]) or PATHS[alias] for alias in used if alias[0] == "#"}

@@ -9,6 +9,7 @@ from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
+from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.expressions import (
     OVERTAKEN_MS,
     expiry,
@@ -74,18 +75,18 @@ class GrantWrites(RenewalWrites):
             claim.key,
             "SET #holders = :holders, #available = :left, #capacity = :capacity, "
             "#token = if_not_exists(#token, :now) + :one, #token_base = if_not_exists(#token_base, :state), "
-            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
+            f"#format_version = :version, #expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
             + remove_clause([*turn.remove, *removed_data(claim.data)]),
             # The size guards a record whose counter somebody damaged: held slots are never overwritten. The types keep
             # off what `record` could not read, so that a damaged record is left as it is.
-            ("" if claim.only_existing else "attribute_not_exists(#key) OR ")
+            ("(" if claim.only_existing else "(attribute_not_exists(#key) OR ")
             + "(attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
             "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)) AND "
             "(attribute_not_exists(#last_ticket) OR attribute_type(#last_ticket, :number)) AND "
             "(attribute_not_exists(#queue_head) OR attribute_type(#queue_head, :text)) AND "
             f"{'attribute_not_exists(#token_base)' if foreign else 'attribute_type(#token_base, :text)'} AND "
             f"#available = #capacity AND size(#holders) = :zero AND {_capacity_may_be(seen)} AND "
-            f"{_NOT_OVERTAKEN}{turn.and_condition})",
+            f"{_NOT_OVERTAKEN}{turn.and_condition}))",
             {
                 **_freed_values(stamp, seen),
                 **_turn_values(turn),
@@ -99,6 +100,7 @@ class GrantWrites(RenewalWrites):
                 ":map": "M",
                 ":number": "N",
                 ":text": "S",
+                ":version": version.WRITTEN,
                 ":expires_at": expiry(stamp, claim.lease_ms),
                 ":data": claim.data,
             },
@@ -276,7 +278,7 @@ class GrantWrites(RenewalWrites):
         return self._write(
             key,
             "SET #holders = :holders, #available = :capacity, #capacity = :capacity, #capacity_pinned = :true, "
-            "#token = :now, #token_base = :state, #expires_at = :expires_at",
+            "#token = :now, #token_base = :state, #format_version = :version, #expires_at = :expires_at",
             "attribute_not_exists(#key)",
             {
                 ":holders": {},
@@ -284,6 +286,7 @@ class GrantWrites(RenewalWrites):
                 ":true": True,
                 ":now": stamp.best_ms,
                 ":state": UNVERIFIED,
+                ":version": version.WRITTEN,
                 ":expires_at": expiry(stamp, 0),
             },
         )

@@ -15,6 +15,7 @@ from airflow_dynamo_lock.core.model.errors import LockRecordError
 from airflow_dynamo_lock.core.model.limits import LAST_MS, LONGEST_TIME, MAX_PRIORITY, MAX_SLOTS
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 from airflow_dynamo_lock.core.model.text import shown
+from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import decode
 
 # Values of `token_base`: whether the time that the record's first token was taken from has been compared with the
@@ -62,6 +63,7 @@ WAITER_ENTRY = "waiter/"
 ATTRIBUTES = [
     "key",
     "entry",
+    "format_version",
     "capacity",
     "available",
     "holders",
@@ -92,12 +94,16 @@ _LONGEST_MS = round(LONGEST_TIME * 1000)
 
 
 def lock_record(item: Mapping[str, Any], table: str, server_ms: int | None) -> LockRecord:
-    """The lock that an item describes. Attributes that we do not know are let be.
+    """The lock that an item describes. Unknown attributes are ignored.
 
-    :raises LockRecordError: it does not describe one.
+    :raises LockRecordError: the item is damaged.
+    :raises LockVersionError: a newer version of this package wrote it.
     """
     try:
         values = {name: decode(attribute) for name, attribute in item.items() if name in ATTRIBUTES}
+        version.check(values, str(values.get("key", "?")), table)
+        if "format_version" in values:
+            _whole(values, "format_version", 1, version.KNOWN)
         record = LockRecord(
             key=_typed(values, "key", str),
             capacity=_typed(values, "capacity", int),
@@ -130,12 +136,14 @@ def lock_record(item: Mapping[str, Any], table: str, server_ms: int | None) -> L
     return record
 
 
-def waiter_record(item: Mapping[str, Any]) -> Waiter:
-    """One who waits, as an item describes him.
+def waiter_record(item: Mapping[str, Any], table: str) -> Waiter:
+    """The waiter that an item describes.
 
-    :raises TypeError, ValueError, RecursionError: it does not.
+    :raises TypeError, ValueError, RecursionError: the item is damaged.
+    :raises LockVersionError: a newer version of this package wrote it.
     """
     values = {name: decode(attribute) for name, attribute in item.items()}
+    version.check(values, str(values.get("key", "?")), table)
     optional = {
         name: _whole(values, name, 0, LAST_MS) if name in values else None for name in ("until", "renewed_at")
     }

@@ -8,6 +8,7 @@ from typing import Any
 from airflow_dynamo_lock.core.effects import Reply, Request, Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
+from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.expressions import (
     LOCK_ENTRY,
@@ -62,7 +63,8 @@ class QueueWrites(TableWrites, TableReads):
             return self._write(
                 claim.key,
                 "SET #holders = :holders, #available = :capacity, #capacity = :capacity, #token = :now, "
-                "#token_base = :state, #expires_at = :expires_at, #last_ticket = :number, #queue_head = :front",
+                "#token_base = :state, #format_version = :version, #expires_at = :expires_at, "
+                "#last_ticket = :number, #queue_head = :front",
                 "attribute_not_exists(#key)",
                 {
                     **values,
@@ -70,6 +72,7 @@ class QueueWrites(TableWrites, TableReads):
                     ":capacity": claim.capacity,
                     ":now": stamp.best_ms,
                     ":state": UNVERIFIED,
+                    ":version": version.WRITTEN,
                     ":expires_at": expiry(stamp, 0),
                 },
             )
@@ -118,8 +121,9 @@ class QueueWrites(TableWrites, TableReads):
         )
 
     def put_entry(self, waiter: Waiter) -> Request:
-        """Take a place in line."""
+        """Write the waiter's entry."""
         item = {
+            "format_version": version.WRITTEN,
             "key": waiter.key,
             "entry": WAITER_ENTRY + waiter.place,
             **{name: getattr(waiter, name) for name in _WAITER_PLAIN},
@@ -176,13 +180,16 @@ class QueueWrites(TableWrites, TableReads):
         return None
 
     def waiters(self, output: Mapping[str, Any]) -> list[Waiter]:
-        """Those in the answer to a `line`. What does not describe one is left out: nobody has to wait for it."""
+        """The waiters in the answer to `read_queue`. A damaged entry is left out: nobody has to wait for it.
+
+        :raises LockVersionError: a newer version of this package wrote an entry.
+        """
         found = []
         for item in output.get("Items", ()):
             if item[SORT_KEY] == encode(LOCK_ENTRY):
                 continue
             try:
-                found.append(waiter_record(item))
+                found.append(waiter_record(item, self.table))
             except (TypeError, ValueError, RecursionError):
                 continue
         return found
