@@ -110,7 +110,7 @@ class Worker:
         self.process.stdin.flush()
 
     def hear(self) -> Any:
-        """The answer to the oldest command that it has not been confirmed on."""
+        """The answer to the oldest command that it has not been heard on."""
         assert self.process.stdout
         line = self.process.stdout.readline()
         answer = json.loads(line) if line else {"error": "it has ended"}

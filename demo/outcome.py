@@ -17,7 +17,7 @@ LOCK_TASKS = ("lock.acquire", "lock.heartbeat", "lock.release")
 
 
 @dataclass(frozen=True, slots=True)
-class HeadUpdate:
+class Turn:
     """One run's turn at the warehouse. Times are seconds since the epoch; None for what did not happen."""
 
     deployment: str
@@ -37,8 +37,8 @@ class HeadUpdate:
 class Handover:
     """One run's last task has ended, the next run's first has not started: the warehouse stands idle."""
 
-    giver: HeadUpdate
-    taker: HeadUpdate
+    giver: Turn
+    taker: Turn
     ended: float
     started: float
 
@@ -102,7 +102,7 @@ class Claim:
 class Outcome:
     """All that is known when the runs are done."""
 
-    turns: Sequence[HeadUpdate]
+    turns: Sequence[Turn]
     """In the order in which they came about; those that never did come last."""
     sections: Sequence[Section]
     runs: Sequence[Run]
@@ -207,7 +207,7 @@ def outcome(
         if ti.state == "success" and ti.end
     }
     turns = [
-        HeadUpdate(
+        Turn(
             deployment,
             run.run_id,
             triggered=run.queued_at.timestamp() if run.queued_at else 0.0,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from demo.outcome import HeadUpdate, Outcome
+from demo.outcome import Turn, Outcome
 
 LABELS = 90.0  # width of the column on the left
 CHART = 850.0  # width of the time axis
@@ -62,7 +62,7 @@ def write_page(outcome: Outcome, file: Path) -> Path:
     return file
 
 
-def _scale(turns: list[HeadUpdate]) -> Scale:
+def _scale(turns: list[Turn]) -> Scale:
     moments = [turn.triggered for turn in turns]
     moments += [
         m for turn in turns if turn.section for m in (turn.section.start, turn.section.end) if isfinite(m)

@@ -14,12 +14,12 @@ from rich.text import Text
 
 from demo.deployment import Deployment
 from demo.ledger import Section
-from demo.outcome import HeadUpdate, Outcome
+from demo.outcome import Turn, Outcome
 
 Bar = list[tuple[str, str]]  # its cells: a glyph and its style
 
 COLOURS = {"north": "blue", "south": "yellow"}
-WAITING_PREFIX, INSIDE, DONE, FAILED = (
+WAITING, INSIDE, DONE, FAILED = (
     Text("○", "dim"),
     Text("●", "bold magenta"),
     Text("✓", "green"),
@@ -50,9 +50,7 @@ class Board:
         table.add_column("deployment")
         table.add_column("web interface")
         table.add_column("state")
-        table.add_column(
-            Text.assemble("runs: ", WAITING_PREFIX, " waiting ", INSIDE, " inside ", DONE, " done")
-        )
+        table.add_column(Text.assemble("runs: ", WAITING, " waiting ", INSIDE, " inside ", DONE, " done"))
         for deployment in self._deployments:
             table.add_row(
                 Text(deployment.name, COLOURS[deployment.name]),
@@ -98,10 +96,10 @@ def failures(deployments: Sequence[Deployment], dag_id: str) -> Text:
     return text
 
 
-def _mark(turn: HeadUpdate) -> Text:
+def _mark(turn: Turn) -> Text:
     if turn.released:
         return DONE
-    return INSIDE if turn.acquired else WAITING_PREFIX
+    return INSIDE if turn.acquired else WAITING
 
 
 def _timeline(outcome: Outcome, width: int) -> RenderableType:

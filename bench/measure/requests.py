@@ -61,7 +61,7 @@ HOLDING = [
     _Long(DYNDBMUTEX, "has no heartbeat: the lease must outlast the work", Settings(600.0)),
     _Long(AWSFLOCK, "has none of its own: the lease must outlast the work", Settings(7200.0)),
 ]
-WAITING_PREFIX = [
+WAITING = [
     _Long(OURS, "default: stands in line, and looks every 1 to 1.25 s", Settings(poll=None)),
     _Long(OURS_UNFAIR, "does not stand in line: looks every 1 to 1.25 s", Settings(poll=None)),
     _Long(PYTHON_DYNAMODB_LOCK, "default: tries every 5 s", Settings(poll=None)),
@@ -79,7 +79,7 @@ def measure(endpoint_url: str) -> dict[str, Any]:
         "cycle": {who.name: _cycle(who, endpoint_url) for who in CONTESTANTS},
         # They only send something now and then, so they do not disturb each other.
         "holding": at_once(lambda case: _holding(case, endpoint_url), HOLDING),
-        "waiting": at_once(lambda case: _waiting(case, endpoint_url), WAITING_PREFIX),
+        "waiting": at_once(lambda case: _waiting(case, endpoint_url), WAITING),
     }
 
 

@@ -12,12 +12,12 @@ from tests.airflow.chaos.account import SEVERAL, hand_overs, unfinished
 from tests.airflow.chaos.scene import Started, Trouble
 from tests.airflow.stays import STOPPED_WITHIN, Excuses, Ledger, faults
 
-WaitQueue = dict[str, Any]
+Line = dict[str, Any]
 
 
 def process(
     pid: int, lease_id: str, token: int, first: float, last: float, believed: float | None = None
-) -> list[WaitQueue]:
+) -> list[Line]:
     """The lines of a process, one each 50 ms; it counts on its lease to the last, unless told."""
     lines = []
     for number in range(round((last - first) / 0.05) + 1):
@@ -29,14 +29,14 @@ def process(
     return lines
 
 
-def ledger(folder: Path, *processes: list[WaitQueue]) -> Ledger:
+def ledger(folder: Path, *processes: list[Line]) -> Ledger:
     path = folder / "ledger.jsonl"
     lines = sorted((line for each in processes for line in each), key=lambda line: line["at"])
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return Ledger(path)
 
 
-def found(folder: Path, *processes: list[WaitQueue], excuses: Excuses | None = None) -> list[str]:
+def found(folder: Path, *processes: list[Line], excuses: Excuses | None = None) -> list[str]:
     return [fault.what for fault in faults(ledger(folder, *processes).stays("orders"), excuses)]
 
 

@@ -51,7 +51,7 @@ class Thread(greenlet):
         starter = getcurrent()
         for_one_request = name.removeprefix("dynamo-lock ")[0].isupper()
         self.sender: Thread = starter.sender if for_one_request and isinstance(starter, Thread) else self
-        self._turn: HeadUpdate | None = None
+        self._turn: Turn | None = None
         self._interrupted = False
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class Thread(greenlet):
         if self._turn is not None:
             self._turn.come()
 
-    def wait(self, turn: HeadUpdate, timeout: float | None = None) -> None:
+    def wait(self, turn: Turn, timeout: float | None = None) -> None:
         """Let other threads run until that turn comes, or until so many seconds have passed."""
         self._check()
         if timeout is not None:
@@ -78,7 +78,7 @@ class Thread(greenlet):
         """Perhaps let other threads of the process come first."""
         if self.process.alive and world.random.random() < _HELD_UP:
             begun = world.now
-            self.wait(HeadUpdate(self), world.random.random() * _HELD_UP_FOR)
+            self.wait(Turn(self), world.random.random() * _HELD_UP_FOR)
             self.process.stops.append((begun, world.now))
 
     def go_on(self, *arguments: Any) -> None:
@@ -94,7 +94,7 @@ class Thread(greenlet):
             raise KeyboardInterrupt
 
 
-class HeadUpdate:
+class Turn:
     """What a thread waits for. It comes once."""
 
     def __init__(self, thread: Thread) -> None:
@@ -114,12 +114,12 @@ class _Waited:
     """What threads can wait for."""
 
     def __init__(self) -> None:
-        self._turns: deque[HeadUpdate] = deque()
+        self._turns: deque[Turn] = deque()
 
     def _wait(self, timeout: float | None = None) -> None:
         thread = getcurrent()
         assert isinstance(thread, Thread), "only a thread can wait"
-        turn = HeadUpdate(thread)
+        turn = Turn(thread)
         self._turns.append(turn)
         thread.wait(turn, timeout)
 
@@ -193,7 +193,7 @@ class SimpleQueue(_Waited):
 def _sleep(seconds: float) -> None:
     thread = getcurrent()
     assert isinstance(thread, Thread)
-    thread.wait(HeadUpdate(thread), seconds)
+    thread.wait(Turn(thread), seconds)
 
 
 @contextmanager
@@ -227,7 +227,7 @@ class _Boto3:
             thread = getcurrent()
             assert isinstance(thread, Thread)
             sdk = Sdk(self._network, self._process, sender=thread.sender)
-            turn = HeadUpdate(thread)
+            turn = Turn(thread)
             task = self._process.create_task(getattr(sdk, method)(**params))
 
             def answered(_: object) -> None:
