@@ -86,6 +86,7 @@ check: .venv/.dev
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	.venv/bin/python scripts/facades.py --check
 
 # The files .venv/.* say when each step was last done.
 

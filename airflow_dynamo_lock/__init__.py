@@ -23,7 +23,7 @@ _HOMES = {
     "DynamoLockReleaseOperator": "airflow.operators",
     "DynamoLockSensor": "airflow.sensors",
     "Holder": "core.model.record",
-    "KeepAlive": "client.sync_client",
+    "KeepAlive": "client.threads",
     "Lease": "core.model.lease",
     "LeaseSet": "core.model.lease",
     "LockAccessError": "core.model.errors",
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.task_group import DynamoLock as DynamoLock
     from airflow_dynamo_lock.client.async_client import AsyncLockClient as AsyncLockClient
     from airflow_dynamo_lock.client.sdk import sdk_config as sdk_config
-    from airflow_dynamo_lock.client.sync_client import KeepAlive as KeepAlive
     from airflow_dynamo_lock.client.sync_client import LockClient as LockClient
+    from airflow_dynamo_lock.client.threads import KeepAlive as KeepAlive
     from airflow_dynamo_lock.core.model.errors import CapacityMismatchError as CapacityMismatchError
     from airflow_dynamo_lock.core.model.errors import LockAccessError as LockAccessError
     from airflow_dynamo_lock.core.model.errors import LockError as LockError

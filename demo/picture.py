@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from demo.outcome import Turn, Outcome
+from demo.outcome import Outcome, Turn
 
 LABELS = 90.0  # width of the column on the left
 CHART = 850.0  # width of the time axis

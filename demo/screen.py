@@ -14,7 +14,7 @@ from rich.text import Text
 
 from demo.deployment import Deployment
 from demo.ledger import Section
-from demo.outcome import Turn, Outcome
+from demo.outcome import Outcome, Turn
 
 Bar = list[tuple[str, str]]  # its cells: a glyph and its style
 

@@ -84,6 +84,23 @@ def _check_expression(name: str, text: str) -> None:
         raise LimitExceeded(
             f"Invalid {name}: The expression contains too many operators; operators: {operators}"
         )
+    if _has_redundant_parentheses(text):
+        raise LimitExceeded(f"Invalid {name}: The expression has redundant parentheses;")
+
+
+def _has_redundant_parentheses(text: str) -> bool:
+    """Whether a pair of parentheses stands directly in another one, which DynamoDB refuses."""
+    opened: list[int] = []
+    pairs = set()
+    for place, character in enumerate(text := text.replace(" ", "")):
+        if character == "(":
+            opened.append(place)
+        elif character == ")":
+            pairs.add((opened.pop(), place))
+    return any(
+        (first + 1, last - 1) in pairs and (first == 0 or not text[first - 1].isalnum())
+        for first, last in pairs
+    )
 
 
 def _value_bytes(value: Mapping[str, Any]) -> int:

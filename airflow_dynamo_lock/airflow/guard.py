@@ -32,7 +32,8 @@ from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.log import log
 
 if TYPE_CHECKING:
-    from airflow_dynamo_lock.client.sync_client import KeepAlive, LockClient
+    from airflow_dynamo_lock.client.sync_client import LockClient
+    from airflow_dynamo_lock.client.threads import KeepAlive
 
 
 #: Beats of a guarded process in one release grace (rule R9).

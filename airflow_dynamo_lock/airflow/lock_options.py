@@ -16,7 +16,7 @@ from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.hooks import LockSettings
-    from airflow_dynamo_lock.client.session import ClaimOptions, Mode
+    from airflow_dynamo_lock.client.options import ClaimOptions, Mode
 
 OnTimeout = Literal["fail", "skip"]
 

@@ -39,8 +39,9 @@ from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.lock_options import OnTimeout
     from airflow_dynamo_lock.airflow.versions import Context
-    from airflow_dynamo_lock.client.session import ClaimOptions
-    from airflow_dynamo_lock.client.sync_client import KeepAlive, LockClient
+    from airflow_dynamo_lock.client.options import ClaimOptions
+    from airflow_dynamo_lock.client.sync_client import LockClient
+    from airflow_dynamo_lock.client.threads import KeepAlive
     from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 
 _TRIGGERS = "airflow_dynamo_lock.airflow.triggers"

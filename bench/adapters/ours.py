@@ -12,7 +12,7 @@ from typing import Any
 import boto3
 
 from airflow_dynamo_lock import Lease, LockClient, sdk_config
-from airflow_dynamo_lock.client.sync_client import KeepAlive
+from airflow_dynamo_lock.client.threads import KeepAlive
 from bench.adapters.worker import Lock, Settings, serve
 
 TABLE = "airflow_locks"

@@ -19,8 +19,9 @@ from unittest.mock import patch
 import pytest
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockLostError
-from airflow_dynamo_lock.client import clock, sync_client
-from airflow_dynamo_lock.client.sync_client import KeepAlive
+from airflow_dynamo_lock.client import clock
+from airflow_dynamo_lock.client import threads as thread_runtime
+from airflow_dynamo_lock.client.threads import KeepAlive
 from airflow_dynamo_lock.core.effects import Operation, Sleep
 from airflow_dynamo_lock.core.lock.renew import Renewing
 from airflow_dynamo_lock.core.model.outcomes import Renewed
@@ -103,7 +104,7 @@ def threads(machine: Machine) -> Iterator[list[Callable[[], None]]]:
             raise Empty
 
     here = SimpleNamespace(Thread=Thread, Event=Event, Lock=threading.Lock)
-    with patch.object(sync_client, "threading", here), patch.object(sync_client, "SimpleQueue", Queue):
+    with patch.object(thread_runtime, "threading", here), patch.object(thread_runtime, "SimpleQueue", Queue):
         yield started
 
 

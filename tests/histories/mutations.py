@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from airflow_dynamo_lock.client import clock
 from airflow_dynamo_lock.client.session import ClientCore, leases_of
-from airflow_dynamo_lock.client.sync_client import KeepAlive, LockClient, _QueueMaintainer
+from airflow_dynamo_lock.client.threads import KeepAlive, ThreadRuntime, _QueueMaintainer
 from airflow_dynamo_lock.core.effects import Reply, Request, ServerClock, Stamp
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock import acquire, presence
@@ -375,7 +375,7 @@ MUTATIONS = {
         "R4: a lease is counted on a clock that counts suspended time",
         lambda: [
             patch(f"airflow_dynamo_lock.client.{module}.monotonic", _clock_that_sleeps)
-            for module in ("async_client", "clock", "session", "sdk")
+            for module in ("clock", "sdk", "session", "tasks")
         ],
         seed=13,
     ),
@@ -713,7 +713,7 @@ MUTATIONS = {
     ),
     "request-waits-in-one-piece": Mutation(
         "R4: a thread that waits for an answer notices a suspend",
-        _edited(LockClient._send, ("in pieces(request.within, since):", "in [request.within]:")),
+        _edited(ThreadRuntime._send, ("in pieces(request.within, since):", "in [request.within]:")),
         test="tests/client/test_suspend.py::test_a_holder_that_waits_for_the_answer_to_a_heartbeat_learns_of_its_loss_within_a_second_of_waking",
     ),
     "tender-does-not-come-back": Mutation(
@@ -723,7 +723,7 @@ MUTATIONS = {
     ),
     "interrupted-acquire-stays": Mutation(
         "an acquire that is interrupted leaves no lease and no place in the queue",
-        _edited(LockClient._run, ("except BaseException as raised", "except Exception as raised")),
+        _edited(ThreadRuntime._run, ("except BaseException as raised", "except Exception as raised")),
         seed=69,
     ),
     "newer-version-overwritten": Mutation(

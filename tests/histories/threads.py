@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from airflow_dynamo_lock.client import session, sync_client
+from airflow_dynamo_lock.client import session, threads
 from airflow_dynamo_lock.client.sync_client import LockClient
 from tests.histories.network import Network, Sdk
 from tests.histories.world import Handle, Process, World
@@ -202,10 +202,10 @@ def simulated(world: World) -> Iterator[None]:
     threading = SimpleNamespace(Thread=Thread, Event=Event, Lock=Lock)
     world.on_clock = _hold_up
     with (
-        patch.object(sync_client, "threading", threading),
+        patch.object(threads, "threading", threading),
         patch.object(session, "threading", threading),
-        patch.object(sync_client, "SimpleQueue", SimpleQueue),
-        patch.object(sync_client, "time", SimpleNamespace(sleep=_sleep)),
+        patch.object(threads, "SimpleQueue", SimpleQueue),
+        patch.object(threads, "time", SimpleNamespace(sleep=_sleep)),
     ):
         yield
 

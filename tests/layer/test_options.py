@@ -36,8 +36,9 @@ from airflow_dynamo_lock.airflow.provider_info import FIELDS
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger
 from airflow_dynamo_lock.cli.main import carried_out
 from airflow_dynamo_lock.cli.options import Settings
-from airflow_dynamo_lock.client import async_client, session, sync_client
-from airflow_dynamo_lock.client.session import AcquireOptions, ClaimOptions, ClientCore, HoldOptions
+from airflow_dynamo_lock.client import async_client, session, sync_client, tasks, threads
+from airflow_dynamo_lock.client.options import AcquireOptions, ClaimOptions, HoldOptions
+from airflow_dynamo_lock.client.session import ClientCore
 from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE
 from airflow_dynamo_lock.core.lock.admin import Operations
 from tests.test_documentation import code, table
@@ -427,7 +428,7 @@ def test_a_client_gives_its_core_all_that_it_is_given(kind: Any, monkeypatch: py
         bound.append(signature.bind(*arguments, **named).arguments)
         return a_core()
 
-    for module in (sync_client, async_client):
+    for module in (tasks, threads):
         monkeypatch.setattr(module, "ClientCore", given)
     values = {name: f"the {name}" for name in parameters(ClientCore)}
     kind(None, **values)

@@ -12,7 +12,8 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from airflow_dynamo_lock import LockClient
-from airflow_dynamo_lock.client.session import ClaimOptions, _Held
+from airflow_dynamo_lock.client.options import ClaimOptions
+from airflow_dynamo_lock.client.session import _Held
 from airflow_dynamo_lock.core.model.errors import (
     LockLostError,
     LockTimeoutError,

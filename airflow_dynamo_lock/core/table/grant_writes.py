@@ -79,14 +79,14 @@ class GrantWrites(RenewalWrites):
             + remove_clause([*turn.remove, *removed_data(claim.data)]),
             # The size guards a record whose counter somebody damaged: held slots are never overwritten. The types keep
             # off what `record` could not read, so that a damaged record is left as it is.
-            ("(" if claim.only_existing else "(attribute_not_exists(#key) OR ")
+            ("" if claim.only_existing else "(attribute_not_exists(#key) OR ")
             + "(attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
             "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)) AND "
             "(attribute_not_exists(#last_ticket) OR attribute_type(#last_ticket, :number)) AND "
             "(attribute_not_exists(#queue_head) OR attribute_type(#queue_head, :text)) AND "
             f"{'attribute_not_exists(#token_base)' if foreign else 'attribute_type(#token_base, :text)'} AND "
             f"#available = #capacity AND size(#holders) = :zero AND {_capacity_may_be(seen)} AND "
-            f"{_NOT_OVERTAKEN}{turn.and_condition}))",
+            f"{_NOT_OVERTAKEN}{turn.and_condition})" + ("" if claim.only_existing else ")"),
             {
                 **_freed_values(stamp, seen),
                 **_turn_values(turn),

@@ -1,0 +1,1 @@
+"""Generated from `client/_async` by `scripts/facades.py`."""

@@ -1,0 +1,450 @@
+"""Runs operations on threads: the driver loop, the poller's threads, heartbeat threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+from weakref import WeakSet
+
+from botocore import xform_name
+
+from airflow_dynamo_lock.client.clock import monotonic, pieces
+from airflow_dynamo_lock.client.options import AnyLease, OnDanger, OnLost
+from airflow_dynamo_lock.client.sdk import answer_to, not_answered, reply
+from airflow_dynamo_lock.client.session import (
+    ClientCore,
+    end_by_error,
+    in_same_process,
+    is_inherited,
+    leases_of,
+    name_of,
+)
+from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Request, Sleep, T, WaitForSlots
+from airflow_dynamo_lock.core.foreign.registry import NATIVE
+from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW
+from airflow_dynamo_lock.core.model.arguments import Seconds
+from airflow_dynamo_lock.core.model.errors import LockLostError
+from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
+from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
+from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed, StillHeld
+from airflow_dynamo_lock.core.wait.poller import WaiterHandle
+from airflow_dynamo_lock.core.wait.stream import STREAM_ACTIONS
+from airflow_dynamo_lock.log import log
+
+
+class ThreadRuntime:
+    """Carries the effects of operations out, for one client and all threads that use it."""
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        table: str,
+        owner: str | None = None,
+        lease: Seconds = 30.0,
+        heartbeat: Seconds | None = None,
+        release_grace: Seconds = RELEASE_GRACE,
+        max_clock_skew: Seconds = MAX_CLOCK_SKEW,
+        streams: Any = None,
+        table_format: str = NATIVE,
+        partition_key: str | None = None,
+        sort_key: str | None = None,
+    ) -> None:
+        self._client = client
+        self._streams = streams
+        self._core = ClientCore(
+            table,
+            owner,
+            lease,
+            heartbeat,
+            release_grace,
+            max_clock_skew,
+            table_format,
+            partition_key,
+            sort_key,
+            streams=streams is not None,
+        )
+        self._beating: set[KeepAlive] = set()
+        self._start()
+        _clients.add(self)
+
+    def _start(self) -> None:
+        self._poller = _Poller(self)
+        self._maintainer = _QueueMaintainer(self)
+
+    def release(
+        self, lease: Lease | LeaseSet, *, retry_for: Seconds | None = 0
+    ) -> Released | Draining | StillHeld | Lost:
+        """The façade's `release`."""
+        raise NotImplementedError
+
+    def keep_alive(
+        self,
+        lease: AnyLease,
+        *,
+        interval: Seconds | None = None,
+        on_lost: OnLost | None = None,
+        on_danger: OnDanger | None = None,
+        safe_time: Seconds | None = None,
+    ) -> KeepAlive:
+        """Send heartbeats from a thread of the lease's own, until they are stopped or the lease is lost.
+
+        :param lease: a lease, or a set of leases.
+        :param interval: seconds between heartbeats. Default the client's.
+        :param on_lost: called once, from that thread, when the lease is lost.
+        :param on_danger: called each time that the lease can no longer be counted on for `safe_time`, with the seconds
+            that are left: heartbeats fail and are retried. The danger is over when one succeeds.
+        :param safe_time: seconds. Default a third of the lease.
+        :returns: the heartbeats; `KeepAlive.stop` ends them, and so does leaving its ``with`` block.
+        """
+        lease = self._core.with_term(lease)
+        safe = self._core.safe_time(lease, safe_time)
+        return KeepAlive(self, lease, self._core.interval(lease, interval), on_lost, on_danger, safe)
+
+    def _start_in_fork(self) -> None:
+        """Have nothing in common with the parent process: it has the threads, and what they do is for its leases."""
+        for beats in self._beating:
+            beats.forget()
+        self._beating.clear()
+        self._core.start()
+        self._start()
+        for client in filter(None, (self._client, self._streams)):
+            client.close()  # the copies of its connections
+
+    def _release_at_last(self, lease: Lease | LeaseSet) -> Released | Draining | StillHeld | Lost:
+        return self.release(lease)
+
+    def _stop_heartbeats(self) -> list[Lease | LeaseSet]:
+        """Stop all heartbeats; the leases that they were sent for, and that this process may release."""
+        leases = [
+            heartbeats.lease for heartbeats in list(self._beating) if not is_inherited(heartbeats.lease)
+        ]
+        for heartbeats in list(self._beating):
+            heartbeats.stop()
+        return leases
+
+    def _maintain_queue_entries(self) -> None:
+        self._maintainer.maintain()
+
+    def _notify_end(
+        self, lease: Lease | LeaseSet, outcome: Released | Draining | StillHeld | Renewed | Lost
+    ) -> None:
+        if not isinstance(outcome, (Renewed, StillHeld)):
+            for each in leases_of(lease):
+                self._poller.ended(each)
+
+    def _run(self, operation: Operation[T], sleep: Callable[[float, float], None] | None = None) -> T:
+        operation = self._core.format.carry_out(operation)
+        process = os.getpid()
+        place: _Place | None = None
+        answer: Any = None
+        failure: BaseException | None = None
+        try:
+            while True:
+                # A moment from before the operation computes how long to wait.
+                resumed = answer.received_at if isinstance(answer, Reply) else monotonic()
+                try:
+                    effect = operation.send(answer) if failure is None else operation.throw(failure)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                answer = failure = None
+                try:
+                    in_same_process(process)
+                    match effect:
+                        case Request():
+                            answer = self._send(effect, resumed)
+                        case Sleep():
+                            if sleep is None:
+                                time.sleep(effect.seconds)
+                            else:
+                                sleep(effect.seconds, resumed)
+                            answer = monotonic()
+                        case WaitForSlots():
+                            # Kept until the operation ends, so that a waiter keeps its turn while it tries.
+                            if place is not None and not place.ticket.is_for(effect):
+                                place.give_up()
+                                place = None
+                            place = place or self._poller.queue(effect)
+                            self._maintainer.maintain()
+                            place.wait(effect.seconds)
+                            answer = monotonic()
+                except BaseException as raised:
+                    failure = raised
+        finally:
+            if place is not None and os.getpid() == process:
+                place.give_up()
+
+    def _send(self, request: Request, since: float | None = None) -> Reply:
+        if request.within is None:
+            return self._call(request)
+        # The SDK cannot be told to wake_up, so the call goes on in a thread that nobody waits for any longer.
+        answers: SimpleQueue[Reply | BaseException] = SimpleQueue()
+
+        def call() -> None:
+            try:
+                answers.put(self._call(request))
+            except BaseException as failure:
+                answers.put(failure)
+
+        threading.Thread(target=call, name=f"dynamo-lock {request.action}", daemon=True).start()
+        for piece in pieces(request.within, since):
+            with suppress(Empty):
+                answer = answers.get(timeout=piece)
+                break
+        else:
+            raise not_answered(request)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _call(self, request: Request) -> Reply:
+        sent_at = monotonic()
+        streams = request.action in STREAM_ACTIONS
+        client = self._streams if streams else self._client
+        try:
+            output = getattr(client, xform_name(request.action))(**request.params)
+            if "Body" in output:  # an object's
+                output["Body"] = output["Body"].read()
+            answer = reply(output, sent_at)
+        except Exception as failure:
+            answer = answer_to(failure, request, sent_at)
+        if not streams:  # it is another service: its clock is nobody's
+            self._core.clock.note(answer)
+        return answer
+
+
+class KeepAlive:
+    """Background heartbeats of one lease, from `LockClient.keep_alive`: `stop` them, or leave the ``with`` block."""
+
+    def __init__(
+        self,
+        client: ThreadRuntime,
+        lease: Lease | LeaseSet,
+        interval: float,
+        on_lost: OnLost | None,
+        on_danger: OnDanger | None,
+        safe_time: float,
+    ) -> None:
+        self.lease = lease
+        self._client = client
+        self._interval = interval
+        self._on_lost = on_lost
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._send_heartbeats, name=f"dynamo-lock heartbeat {name_of(lease)}", daemon=True
+        )
+        client._beating.add(self)
+        self._thread.start()
+        if on_danger is not None:
+            # A thread of its own: the other one may have to wait for an answer to a heartbeat.
+            threading.Thread(
+                target=self._watch,
+                args=(safe_time, on_danger),
+                name=f"dynamo-lock monitor {name_of(lease)}",
+                daemon=True,
+            ).start()
+
+    def __enter__(self) -> KeepAlive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send no further heartbeat. One that is on its way may still arrive; it changes nothing after a release."""
+        self._stopped.set()
+        self._client._beating.discard(self)
+
+    def forget(self) -> None:
+        """Be stopped, in a fork, where the thread does not exist and may have left the event locked."""
+        self._stopped = threading.Event()
+        self._stopped.set()
+
+    def _sleep(self, seconds: float, since: float) -> None:
+        for piece in pieces(seconds, since):
+            if self._stopped.wait(piece):
+                raise _Stopped
+
+    def _watch(self, safe_time: float, on_danger: OnDanger) -> None:
+        with suppress(_Stopped):
+            self._client._run(self._client._core.monitor(self.lease, safe_time, on_danger), self._sleep)
+
+    def _send_heartbeats(self) -> None:
+        try:
+            self._client._run(self._client._core.keep_alive(self.lease, self._interval), self._sleep)
+        except _Stopped:
+            return
+        except Exception:
+            log.exception("The heartbeats of %s ended.", name_of(self.lease))
+            end_by_error(self.lease)
+        self._client._beating.discard(self)
+        if self._stopped.is_set() or self._on_lost is None:
+            return
+        try:
+            self.lease.check()
+        except LockLostError as lost:
+            for lease in leases_of(self.lease):
+                self._on_lost(lease, lost)
+
+
+class _Stopped(Exception):
+    pass
+
+
+class _QueueMaintainer:
+    """The thread that looks after this client's places in line. It lives while there are any."""
+
+    def __init__(self, client: ThreadRuntime) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def maintain(self) -> None:
+        """See to it that it runs, if it has to."""
+        with self._lock:
+            if self._client._core.queue and self._thread is None:
+                self._thread = threading.Thread(target=self._maintain, name="dynamo-lock places", daemon=True)
+                self._thread.start()
+
+    def _maintain(self) -> None:
+        core = self._client._core
+        while True:
+            try:
+                self._client._run(core.presence.maintain())
+            except Exception:
+                log.exception("Could not look after the places in line, trying again.")
+            with self._lock:
+                if not core.queue:
+                    self._thread = None
+                    return
+
+
+class _Poller:
+    """The threads that look at the table, and at its stream, for all waiters of one client (rule R11). They live while
+    there are any."""
+
+    def __init__(self, client: ThreadRuntime) -> None:
+        self._client = client
+        self._watch = client._core.poller
+        self._lock = threading.Lock()
+        self._wake_up = threading.Event()
+        self._watch.wake_up = self._wake_up.set
+        self._running: set[str] = set()
+
+    def queue(self, wants: WaitForSlots) -> _Place:
+        woken: SimpleQueue[Exception | None] = SimpleQueue()
+        ticket = WaiterHandle(wants, woken.put)
+        with self._lock:
+            if self._watch.add(ticket):
+                self._wake_up.set()
+            self._start("poller", self._watch.poll, self._sleep_until_woken, self._watch.fail)
+            if self._client._streams is not None:
+                follow = self._client._core.stream_reader.follow
+                self._start("stream reader", follow, time.sleep, lambda _: self._watch.confirmed(None))
+        return _Place(self, ticket, woken)
+
+    def ended(self, lease: Lease) -> None:
+        """This client has just ended a lease."""
+        with self._lock:
+            self._watch.ended(lease.key, lease.lease_id)
+
+    def leave(self, ticket: WaiterHandle) -> None:
+        with self._lock:
+            self._watch.remove(ticket)
+
+    def _sleep_until_woken(self, seconds: float) -> None:
+        self._wake_up.wait(seconds)
+        self._wake_up.clear()
+
+    def _start(
+        self,
+        name: str,
+        operation: Callable[[], Operation[None]],
+        sleep: Callable[[float], None],
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        if name not in self._running:
+            self._running.add(name)
+            threading.Thread(
+                target=self._work,
+                args=(name, self._client._core.format.carry_out(operation()), sleep, on_broken),
+                name=f"dynamo-lock {name}",
+                daemon=True,
+            ).start()
+
+    def _work(
+        self,
+        name: str,
+        operation: Operation[None],
+        sleep: Callable[[float], None],
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        answer: Any = None
+        failure: Exception | None = None
+        while True:
+            # The waiters' list is looked at and changed under the lock, the table is not.
+            with self._lock:
+                try:
+                    effect = operation.send(answer) if failure is None else operation.throw(failure)
+                except StopIteration:
+                    self._running.discard(name)
+                    return
+                except Exception as broken:
+                    log.exception("The %s ended.", name)
+                    self._running.discard(name)
+                    on_broken(broken)
+                    return
+            answer = failure = None
+            try:
+                match effect:
+                    case Sleep():
+                        sleep(effect.seconds)
+                        answer = monotonic()
+                    case Request():
+                        answer = self._client._send(effect)
+                    case Callback():
+                        effect.call()
+            except Exception as raised:
+                failure = raised
+
+
+class _Place:
+    """One waiter's place in the poller's queue."""
+
+    def __init__(self, poller: _Poller, ticket: WaiterHandle, woken: SimpleQueue[Exception | None]) -> None:
+        self.ticket = ticket
+        self._poller, self._woken = poller, woken
+
+    def wait(self, timeout: float | None) -> None:
+        try:
+            failures = [self._woken.get(timeout=timeout)]
+        except Empty:
+            return
+        while not self._woken.empty():
+            failures.append(self._woken.get())
+        for failure in filter(None, failures):
+            raise failure
+
+    def give_up(self) -> None:
+        self._poller.leave(self.ticket)
+
+
+_clients: WeakSet[ThreadRuntime] = WeakSet()
+
+
+def _start_in_fork() -> None:
+    for client in list(_clients):
+        try:
+            client._start_in_fork()
+        except Exception:
+            table = client._core.table
+            log.exception("Could not prepare the client of the lock table %r for use in a fork.", table)
+
+
+os.register_at_fork(after_in_child=_start_in_fork)
