@@ -16,7 +16,8 @@ from unasync import Rule, unasync_files
 CLIENT = Path(__file__).parents[1] / "airflow_dynamo_lock" / "client"
 #: Names that differ besides those that unasync knows.
 NAMES = {
-    "AsyncLocks": "Locks",
+    "AsyncLeases": "Leases",
+    "AsyncTable": "Table",
     "AsyncRuntime": "ThreadRuntime",
     "tasks": "threads",
     "AbstractAsyncContextManager": "AbstractContextManager",

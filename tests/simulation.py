@@ -28,7 +28,7 @@ from airflow_dynamo_lock.core.effects import (
     WaitForSlots,
 )
 from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW, Observer
-from airflow_dynamo_lock.core.lock.admin import Operations
+from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.lock.presence import Presence
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import (
@@ -174,7 +174,7 @@ class Host:
     def __post_init__(self) -> None:
         self.observer = Observer(self.max_clock_skew)
         self.queue = WaitQueue.of(NativeFormat(TABLE), self.stamp, self.observer)
-        self.operations = Operations(self.queue.format, self.stamp, self.observer, self.queue)
+        self.operations = Operations.of(self.queue.format, self.stamp, self.observer, self.queue)
         self.presence = Presence(self.queue, self.operations)
 
     def now(self) -> float:
@@ -228,7 +228,7 @@ class Host:
 
     def take(self, lease_id: str | None = None, *, undo: bool = False, **options: Any) -> Any:
         """Try to acquire: `Granted` or `Busy`."""
-        return self.run(self.operations.try_acquire(self.claim(lease_id, **options), undo=undo))
+        return self.run(self.operations.attempting.try_acquire(self.claim(lease_id, **options), undo=undo))
 
     def acquiring(
         self,
@@ -241,7 +241,7 @@ class Host:
     ) -> Paused[Granted]:
         """Begin to acquire, waiting if the lock is taken, and stop before the first request."""
         return self.start(
-            self.operations.acquire(
+            self.operations.acquiring.acquire(
                 self.claim(lease_id, **options),
                 now=self.now(),
                 timeout=timeout,
@@ -252,19 +252,23 @@ class Host:
 
     def beat(self, lease_id: str | None = None, *, lease_ms: int = 30_000) -> Any:
         """Send a heartbeat: `Renewed` or `Lost`."""
-        return self.run(self.operations.heartbeat(KEY, lease_id or self.name, lease_ms))
+        return self.run(self.operations.renewing.heartbeat(KEY, lease_id or self.name, lease_ms))
 
     def enter(self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000) -> Any:
         """Let a process enter: `Renewed`, `Draining` or `Lost`."""
-        return self.run(self.operations.enter(KEY, lease_id or self.name, process, lease_ms))
+        return self.run(self.operations.renewing.enter(KEY, lease_id or self.name, process, lease_ms))
 
     def leave(self, process: str, lease_id: str | None = None, *, slots: int = 1) -> Any:
         """Let a process leave: `Released`, `Renewed` or `Lost`."""
-        return self.run(self.operations.leave(KEY, lease_id or self.name, process, slots, 15_000, 15_000))
+        return self.run(
+            self.operations.releasing.leave(KEY, lease_id or self.name, process, slots, 15_000, 15_000)
+        )
 
     def release(self, lease_id: str | None = None, *, slots: int = 1, grace_ms: int = 15_000) -> Any:
         """Give back: `Released`, `Draining` or `Lost`."""
-        return self.run(self.operations.release(KEY, lease_id or self.name, slots, grace_ms, confirmed=True))
+        return self.run(
+            self.operations.releasing.release(KEY, lease_id or self.name, slots, grace_ms, confirmed=True)
+        )
 
     def term(self) -> Term:
         """A lease's time by this host's clock."""

@@ -82,3 +82,14 @@ def test_imports_go_downwards() -> None:
         if room_of(module) and room_of(other) and ROOMS.index(room_of(other)) > ROOMS.index(room_of(module))
     ]
     assert upwards == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_files_and_classes_are_short_enough_to_read(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            assert (node.end_lineno or 0) - node.lineno + 1 <= MAX_CLASS, node.name

@@ -143,7 +143,7 @@ def _permissions(where: Settings) -> str:
         locks.release(lease)
     with suppress(LockAccessError, LockValueError):
         # At once: no program uses the tokens of this lock. While another doctor holds it or waits for it, it stays.
-        locks._run(locks._core.operations.forget(_KEY, at_once=True))
+        locks._run(locks._core.operations.admin.forget(_KEY, at_once=True))
     if refusals:
         raise _Warning("; ".join(["a lock can be acquired, renewed and released", *refusals]))
     return "a lock can be acquired, renewed, waited for, looked at, listed and released"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from airflow_dynamo_lock.client._async.locks import AsyncLocks
+from airflow_dynamo_lock.client._async.leases import AsyncLeases
+from airflow_dynamo_lock.client._async.tables import AsyncTable
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.errors import LockAccessError, LockUnavailableError
@@ -13,7 +14,7 @@ from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from airflow_dynamo_lock.core.wait.poller import EndListener
 
 
-class AsyncLockClient(AsyncLocks):
+class AsyncLockClient(AsyncLeases, AsyncTable):
     """Locks in one DynamoDB table, for one event loop. A fork of its process cannot use it.
 
     :param client: an aiobotocore DynamoDB client.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from airflow_dynamo_lock.client._sync.locks import Locks
+from airflow_dynamo_lock.client._sync.leases import Leases
+from airflow_dynamo_lock.client._sync.tables import Table
 
 
-class LockClient(Locks):
+class LockClient(Leases, Table):
     """Locks in one DynamoDB table. Safe to share between threads, and to use on both sides of a fork: the fork holds
     nothing, and releases nothing for its parent.
 

@@ -11,16 +11,10 @@ from typing import Any, assert_never
 from botocore import xform_name
 
 from airflow_dynamo_lock.client.clock import monotonic, pieces
+from airflow_dynamo_lock.client.leases import end_by_error, is_inherited, leases_of, monitor, name_of
 from airflow_dynamo_lock.client.options import AnyLease, OnDanger, OnLost
 from airflow_dynamo_lock.client.sdk import answer_to, not_answered, reply
-from airflow_dynamo_lock.client.session import (
-    ClientCore,
-    end_by_error,
-    in_same_process,
-    is_inherited,
-    leases_of,
-    name_of,
-)
+from airflow_dynamo_lock.client.session import ClientCore, in_same_process
 from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Request, Sleep, T, WaitForSlots
 from airflow_dynamo_lock.core.foreign.registry import NATIVE
 from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW
@@ -110,9 +104,9 @@ class AsyncRuntime:
         self._beating[beats] = lease
         beats.add_done_callback(self._beating.pop)
         if on_danger is not None:
-            watching = self._run(self._core.monitor(lease, safe, on_danger))
-            monitor = asyncio.create_task(watching, name=f"dynamo-lock monitor {name}")
-            beats.add_done_callback(lambda _: monitor.cancel())
+            watching = self._run(monitor(lease, safe, on_danger))
+            watcher = asyncio.create_task(watching, name=f"dynamo-lock monitor {name}")
+            beats.add_done_callback(lambda _: watcher.cancel())
         return beats
 
     async def _send_heartbeats(self, lease: Lease | LeaseSet, every: float, on_lost: OnLost | None) -> None:

@@ -14,16 +14,10 @@ from weakref import WeakSet
 from botocore import xform_name
 
 from airflow_dynamo_lock.client.clock import monotonic, pieces
+from airflow_dynamo_lock.client.leases import end_by_error, is_inherited, leases_of, monitor, name_of
 from airflow_dynamo_lock.client.options import AnyLease, OnDanger, OnLost
 from airflow_dynamo_lock.client.sdk import answer_to, not_answered, reply
-from airflow_dynamo_lock.client.session import (
-    ClientCore,
-    end_by_error,
-    in_same_process,
-    is_inherited,
-    leases_of,
-    name_of,
-)
+from airflow_dynamo_lock.client.session import ClientCore, in_same_process
 from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Request, Sleep, T, WaitForSlots
 from airflow_dynamo_lock.core.foreign.registry import NATIVE
 from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW
@@ -273,7 +267,7 @@ class KeepAlive:
 
     def _watch(self, safe_time: float, on_danger: OnDanger) -> None:
         with suppress(_Stopped):
-            self._client._run(self._client._core.monitor(self.lease, safe_time, on_danger), self._sleep)
+            self._client._run(monitor(self.lease, safe_time, on_danger), self._sleep)
 
     def _send_heartbeats(self) -> None:
         try:

@@ -32,7 +32,7 @@ CORE = ClientCore("locks", f"{HOST}:4711", 30.0, None, RELEASE_GRACE, 10.0)
 
 
 def plain() -> Claim:
-    (claim,) = CORE._claims("warehouse/prices", {"mode": "shared"})
+    (claim,) = CORE.claims.of("warehouse/prices", {"mode": "shared"})
     return claim
 
 
@@ -50,7 +50,7 @@ def of_a_task() -> Claim:
     wanted = lock_options.Wanted.of(
         SimpleNamespace(**{**lock_options.PARAMETERS, "key": "k", "mode": "shared"})
     )
-    (claim,) = CORE._claims("warehouse/prices", lock_options.claim_options(ti, settings, wanted))
+    (claim,) = CORE.claims.of("warehouse/prices", lock_options.claim_options(ti, settings, wanted))
     return claim
 
 

@@ -27,7 +27,7 @@ def there(request: pytest.FixtureRequest, shell: Shell, engine: MotoServer) -> S
 @pytest.fixture(autouse=True)
 def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """See `tests.formats.conftest.settles_soon`."""
-    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.aws_s3_lock.SETTLE", 0.02)
+    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.SETTLE", 0.02)
 
 
 def test_a_lock_is_taken_seen_renewed_and_given_back(there: Shell, key: str) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from airflow_dynamo_lock.client.session import ClientCore
+from airflow_dynamo_lock.client.leases import monitor
 from airflow_dynamo_lock.core.effects import Sleep
 from airflow_dynamo_lock.core.model.lease import Lease, Term
 
@@ -30,9 +30,8 @@ class Clock:
         :param heartbeats: when those that succeed are sent, in ascending order.
         """
         told: list[tuple[float, float]] = []
-        core = ClientCore("locks", None, 10.0, None, 5.0, 10.0)
-        monitor = core.monitor(self.lease, SAFE, lambda lease, left: told.append((round(self.now, 3), left)))
-        for effect in monitor:
+        watching = monitor(self.lease, SAFE, lambda lease, left: told.append((round(self.now, 3), left)))
+        for effect in watching:
             assert isinstance(effect, Sleep)
             woken_at = self.now + effect.seconds
             if woken_at > until:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockLostError
-from airflow_dynamo_lock.client import clock
+from airflow_dynamo_lock.client import clock, leases
 from airflow_dynamo_lock.client import threads as thread_runtime
 from airflow_dynamo_lock.client.threads import KeepAlive
 from airflow_dynamo_lock.core.effects import Operation, Sleep
@@ -228,7 +228,7 @@ def test_a_keeper_beats_within_a_second_of_waking(machine: Machine, told: list[f
 def test_a_monitoring_task_ends_within_a_second_of_waking(machine: Machine) -> None:
     async def watch() -> None:
         client = AsyncLockClient(Silent(), table="locks")
-        await client._run(client._core.monitor(the_lease(client), 5.0, lambda *_: None))
+        await client._run(leases.monitor(the_lease(client), 5.0, lambda *_: None))
 
     run(machine, watch)
     assert machine.clock() <= Machine.woken_at + 1 + EXACT

@@ -21,7 +21,7 @@ from airflow_dynamo_lock import (
     LockUnavailableError,
 )
 from airflow_dynamo_lock.core.effects import Operation, WaitForSlots
-from airflow_dynamo_lock.core.lock import acquire as taking
+from airflow_dynamo_lock.core.lock import acquire, attempt
 from airflow_dynamo_lock.core.lock.presence import Presence
 from airflow_dynamo_lock.core.model.record import QueuePosition
 from tests.client.clients import async_lock_client, core_of, lock_client
@@ -287,8 +287,9 @@ def test_a_wait_without_any_network_says_so_when_its_time_is_up(
 def test_a_black_hole_is_not_waited_for_much_longer_than_the_timeout(
     make_client: MakeClient, proxy: Proxy, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "_ANSWER_WITHIN", 0.3)
-    monkeypatch.setattr(taking, "_UNDO_WITHIN", 0.4)
+    monkeypatch.setattr(acquire, "_ANSWER_WITHIN", 0.3)
+    for module in (acquire, attempt):
+        monkeypatch.setattr(module, "UNDO_WITHIN", 0.4)
     client = make_client(proxy, sdk={"read_timeout": 60})
     begun = time.monotonic()
     with proxy.hanging(lambda _: True), pytest.raises(LockUnavailableError):

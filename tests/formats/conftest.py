@@ -134,4 +134,4 @@ def key(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock in S3 is looked at once more, but not a second later."""
-    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.aws_s3_lock.SETTLE", 0.02)
+    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.SETTLE", 0.02)

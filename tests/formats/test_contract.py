@@ -533,7 +533,7 @@ def test_who_is_overtaken_within_their_second_is_not_told_that_he_holds_it(
     make_client: MakeClient, place: Place, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them read it before we wrote, and writes after it, sooner than he looks again."""
-    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.aws_s3_lock.SETTLE", 1.0)
+    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.SETTLE", 1.0)
     client = make_client()
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(client.try_acquire, key)
@@ -551,7 +551,7 @@ def test_a_lock_that_is_taken_up_again_is_looked_at_again(
 ) -> None:
     """By a second triggerer, say, while one of theirs who read the free lock is still about to write."""
     lease = make_client().acquire(key, lease_id="the same")
-    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.aws_s3_lock.SETTLE", 1.0)
+    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.SETTLE", 1.0)
     before = place.sdk.head_object(Bucket=place.table, Key=key)["ETag"]
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(make_client().try_acquire, key, lease_id=lease.lease_id)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from airflow_dynamo_lock import LockRecordError
 from airflow_dynamo_lock.core.effects import Reply
-from airflow_dynamo_lock.core.foreign.aws_s3_lock import OURS as OURS_IN_S3
-from airflow_dynamo_lock.core.foreign.aws_s3_lock import _object
-from airflow_dynamo_lock.core.foreign.dynamodb import OURS
+from airflow_dynamo_lock.core.foreign.item import OURS
 from airflow_dynamo_lock.core.foreign.registry import format_of
+from airflow_dynamo_lock.core.foreign.s3_requests import OURS as OURS_IN_S3
+from airflow_dynamo_lock.core.foreign.s3_requests import _object
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.table.codec import encode
 from tests.formats import items

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("say what to play: --seed, --histories, --minutes, --mutations or --unit-test")
     if chosen.idle and hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    first = random.SystemRandom().randrange(10**9) if chosen.queue_head is None else chosen.queue_head
+    first = random.SystemRandom().randrange(10**9) if chosen.first is None else chosen.first
     return show_many(first, chosen.histories, chosen.minutes, chosen.report)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_dynamo_lock.client.async_client import AsyncLockClient
-from airflow_dynamo_lock.client.session import leases_of
+from airflow_dynamo_lock.client.leases import leases_of
 from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import LockError, LockLostError

@@ -19,12 +19,18 @@ from typing import Any
 from unittest.mock import patch
 
 from airflow_dynamo_lock.client import clock
-from airflow_dynamo_lock.client.session import ClientCore, leases_of
+from airflow_dynamo_lock.client.claims import ReentrantLeases
+from airflow_dynamo_lock.client.leases import leases_of
+from airflow_dynamo_lock.client.session import ClientCore
 from airflow_dynamo_lock.client.threads import KeepAlive, ThreadRuntime, _QueueMaintainer
 from airflow_dynamo_lock.core.effects import Reply, Request, ServerClock, Stamp
 from airflow_dynamo_lock.core.liveness import Observer
-from airflow_dynamo_lock.core.lock import acquire, presence
-from airflow_dynamo_lock.core.lock.admin import Operations
+from airflow_dynamo_lock.core.lock import acquire, attempt, presence
+from airflow_dynamo_lock.core.lock.admin import Admin
+from airflow_dynamo_lock.core.lock.attempt import Attempting
+from airflow_dynamo_lock.core.lock.confirm import Confirming
+from airflow_dynamo_lock.core.lock.release import Releasing
+from airflow_dynamo_lock.core.lock.renew import Renewing
 from airflow_dynamo_lock.core.model import lease as lease_module
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import LockUnavailableError
@@ -102,7 +108,7 @@ def _rewritten(method: str, *changes: tuple[str, str]) -> Callable[[], list[Any]
 
 # The right ones, which the wrong ones below make use of.
 _stamp, _enter = ClientCore.stamp, ClientCore.enter
-_see, _granted, _renew = Observer.see, Operations._granted, Operations._renew
+_see, _granted, _renew = Observer.see, Confirming.granted, Renewing.renew
 _step_out = NativeFormat.delete_entry
 _look, _take_together, _living = QueueReader.look, WaitQueue._take_together, QueueReader._living
 _release = ClientCore.release
@@ -132,26 +138,26 @@ def _patched(target: Any, name: str, wrong: Any) -> Callable[[], list[Any]]:
     return lambda: [patch.object(target, name, wrong)]
 
 
-def _granted_unconfirmed(self: Operations, write: Any, record: Any, reply: Reply, within: Any) -> Any:
+def _granted_unconfirmed(self: Confirming, write: Any, record: Any, reply: Reply, within: Any) -> Any:
     """The grant counts, whatever the `Date` of the answer says."""
     return (yield from _granted(self, write, record, replace(reply, server_ms=None), within))
 
 
-def _renewed_at_reply(self: Operations, key: str, lease_id: str, *args: Any, **options: Any) -> Any:
+def _renewed_at_reply(self: Renewing, key: str, lease_id: str, *args: Any, **options: Any) -> Any:
     """The lease counts from when the answer came."""
     outcome = yield from _renew(self, key, lease_id, *args, **options)
     if isinstance(outcome, Renewed):
-        return replace(outcome, sent_at=self.stamp().at)
+        return replace(outcome, sent_at=self.requests.stamp().at)
     return outcome
 
 
-def _never_lost(self: Operations, key: str, lease_id: str, *args: Any, **options: Any) -> Any:
+def _never_lost(self: Renewing, key: str, lease_id: str, *args: Any, **options: Any) -> Any:
     """A heartbeat whose fate is not known counts as one that was carried out."""
     try:
         return (yield from _renew(self, key, lease_id, *args, **options))
     except LockUnavailableError:
         holder = Holder(lease_id, "?", 1, 10**9, 10**9, "?", 0)
-        return Renewed(holder, self.stamp().at)
+        return Renewed(holder, self.requests.stamp().at)
 
 
 def _look_away(self: QueueReader, claim: Any, mine: Any, seconds: Any) -> Any:
@@ -234,12 +240,12 @@ MUTATIONS = {
     ),
     "count-from-reply": Mutation(
         "R4: a lease counts from before its heartbeat was sent",
-        _patched(Operations, "_renew", _renewed_at_reply),
+        _patched(Renewing, "renew", _renewed_at_reply),
         seed=0,
     ),
     "unknown-is-success": Mutation(
         "R6: a heartbeat whose fate is not known is none",
-        _patched(Operations, "_renew", _never_lost),
+        _patched(Renewing, "renew", _never_lost),
         seed=0,
     ),
     "impatient": Mutation(
@@ -269,7 +275,7 @@ MUTATIONS = {
     ),
     "first-stamp-unconfirmed": Mutation(
         "R3, R10: a first write counts after its clock was confirmed",
-        _patched(Operations, "_granted", _granted_unconfirmed),
+        _patched(Confirming, "granted", _granted_unconfirmed),
         seed=65,
     ),
     "late-heartbeat": Mutation(
@@ -327,7 +333,7 @@ MUTATIONS = {
     ),
     "newcomer-overtakes": Mutation(
         "the line: who comes new does not overtake",
-        _patched(acquire, "QUEUE_EMPTY", QUEUE_IGNORED),
+        _patched(attempt, "QUEUE_EMPTY", QUEUE_IGNORED),
         seed=12,
     ),
     "line-unseen": Mutation(
@@ -382,7 +388,7 @@ MUTATIONS = {
     "beat-counts-from-sending": Mutation(
         "R4: a heartbeat counts from its stamp, not from when it was sent",
         _edited(
-            Operations._renew,
+            Renewing.renew,
             (
                 "Renewed(record.holders[lease_id], stamp.at)",
                 "Renewed(record.holders[lease_id], reply.sent_at)",
@@ -392,14 +398,14 @@ MUTATIONS = {
     ),
     "grant-counts-from-sending": Mutation(
         "R4: a grant counts from its stamp, not from when it was sent",
-        _edited(Operations._granted, ("stamp.at,\n", "reply.sent_at,\n")),
+        _edited(Confirming.granted, ("stamp.at,\n", "reply.sent_at,\n")),
         seed=15,
     ),
     "set-beat-counts-from-last": Mutation(
         "R4: the heartbeat of a set counts from the first of its writes",
         _all(
-            _edited(Operations.heartbeat_all, ("min(each.sent_at for each", "max(each.sent_at for each")),
-            _edited(Operations._renew_all, ("stamps[0].at", "stamps[-1].at")),
+            _edited(Renewing.heartbeat_all, ("min(each.sent_at for each", "max(each.sent_at for each")),
+            _edited(Renewing._renew_all, ("stamps[0].at", "stamps[-1].at")),
         ),
         seed=59,
     ),
@@ -427,18 +433,18 @@ MUTATIONS = {
     "forget-at-once": Mutation(
         "R10: a record is forgotten only when its last token is old enough",
         _edited(
-            Operations.forget, ("if not at_once:", "if False:"), ("None if at_once else", "None if True else")
+            Admin.forget, ("if not at_once:", "if False:"), ("None if at_once else", "None if True else")
         ),
         seed=1923,
     ),
     "undo-of-one": Mutation(
         "R5: the undo of a set gives back all of its locks",
-        _edited(Operations._undo, ("for each in claims]", "for each in claims[:1]]")),
+        _edited(Attempting.undo, ("for each in claims]", "for each in claims[:1]]")),
         seed=268,
     ),
     "again-after-the-end": Mutation(
         "a re-entrant acquire returns no lease that has run out",
-        _edited(ClientCore._again, (" or not held.lease.remaining()", "")),
+        _edited(ReentrantLeases.again, (" or not held.lease.remaining()", "")),
         seed=53,
     ),
     "believes-while-releasing": Mutation(
@@ -449,7 +455,7 @@ MUTATIONS = {
     # -- the sixteen that were tried on the simulation only ---------------------------------------------------------
     "beat-without-end": Mutation(
         "R4: no heartbeat is waited for longer than the lease lasts",
-        _edited(Operations.keep_alive, ("heartbeat_all(leases, until=term.until)", "heartbeat_all(leases)")),
+        _edited(Renewing.keep_alive, ("heartbeat_all(leases, until=term.until)", "heartbeat_all(leases)")),
         seed=141,
     ),
     "server-time-from-reply": Mutation(
@@ -632,7 +638,7 @@ MUTATIONS = {
     "first-stamp-may-be-old": Mutation(
         "R3: a stamp of a host's clock may be behind by 2 s at most",
         _edited(
-            Operations._granted,
+            Confirming.granted,
             ("_close(reply, record.holders[claim.lease_id].renewed_at_ms)", "True"),
         ),
         seed=1,
@@ -649,12 +655,12 @@ MUTATIONS = {
     ),
     "wakes-late": Mutation(
         "R4: a holder is notified when its lease has run out",
-        _edited(Operations.keep_alive, ("Sleep(min(pause, term.remaining()))", "Sleep(pause)")),
+        _edited(Renewing.keep_alive, ("Sleep(min(pause, term.remaining()))", "Sleep(pause)")),
         seed=140,
     ),
     "leave-forgets-to-release": Mutation(
         "R8: the last process to leave a draining lease releases it",
-        _edited(Operations.leave, ("if holder.draining and not holder.processes:", "if False:")),
+        _edited(Releasing.leave, ("if holder.draining and not holder.processes:", "if False:")),
         test="tests/protocol/test_give_back.py::test_the_last_one_to_leave_an_abandoned_lease_releases_it",
     ),
     # -- what was mended after the checks of the simulation had been made stricter ------------------------------------
@@ -697,13 +703,13 @@ MUTATIONS = {
     ),
     "undated-grant-stamped": Mutation(
         "R3: a process whose answers have no `Date` leaves no stamp of its host's clock",
-        _edited(Operations._granted, ("if undated or", "if")),
+        _edited(Confirming.granted, ("if undated or", "if")),
         seed=21,
     ),
     # -- what only the threads of `LockClient` show -------------------------------------------------------------------
     "held-by-two-threads": Mutation(
         "threads of one owner: nobody acquires again what another thread gives back",
-        _edited(ClientCore._again, ("with self._held_lock:", "if True:")),
+        _edited(ReentrantLeases.again, ("with self._lock:", "if True:")),
         test="tests/protocol/test_edges.py::test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back",
     ),
     "thread-sleeps-in-one-piece": Mutation(

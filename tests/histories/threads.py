@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from airflow_dynamo_lock.client import session, threads
+from airflow_dynamo_lock.client import claims, threads
 from airflow_dynamo_lock.client.sync_client import LockClient
 from tests.histories.network import Network, Sdk
 from tests.histories.world import Handle, Process, World
@@ -203,7 +203,7 @@ def simulated(world: World) -> Iterator[None]:
     world.on_clock = _hold_up
     with (
         patch.object(threads, "threading", threading),
-        patch.object(session, "threading", threading),
+        patch.object(claims, "threading", threading),
         patch.object(threads, "SimpleQueue", SimpleQueue),
         patch.object(threads, "time", SimpleNamespace(sleep=_sleep)),
     ):

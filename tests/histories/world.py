@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from airflow_dynamo_lock.client import clock, session
+from airflow_dynamo_lock.client import claims, clock, session
 
 #: The server's time when a history begins, epoch seconds; not a whole one.
 BEGIN = 1_800_000_000.25
@@ -309,7 +309,8 @@ class World:
             enter = stack.enter_context
             enter(patch.object(clock, "_clock", self.monotonic))
             enter(patch.object(session, "time", SimpleNamespace(time_ns=host_ns)))
-            enter(patch.object(session, "uuid", SimpleNamespace(uuid4=self.unique)))
+            for module in (claims, session):
+                enter(patch.object(module, "uuid", SimpleNamespace(uuid4=self.unique)))
             enter(patch.object(session, "Term", term))
             yield
         for process in self.processes:

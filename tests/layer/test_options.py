@@ -40,7 +40,7 @@ from airflow_dynamo_lock.client import async_client, session, sync_client, tasks
 from airflow_dynamo_lock.client.options import AcquireOptions, ClaimOptions, HoldOptions
 from airflow_dynamo_lock.client.session import ClientCore
 from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE
-from airflow_dynamo_lock.core.lock.admin import Operations
+from airflow_dynamo_lock.core.lock.acquire import Acquiring
 from tests.test_documentation import code, table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -183,8 +183,8 @@ def a_core() -> ClientCore:
 
 @pytest.mark.parametrize("name", sorted(CLAIM - NOT_IN_CLAIM.keys()))
 def test_the_claim_has_it(name: str) -> None:
-    (usual,) = a_core()._claims("k", {"lease_id": "usual"})
-    (claim,) = a_core()._claims("k", {"lease_id": "usual", **VALUES[name]})  # type: ignore[typeddict-item]
+    (usual,) = a_core().claims.of("k", {"lease_id": "usual"})
+    (claim,) = a_core().claims.of("k", {"lease_id": "usual", **VALUES[name]})  # type: ignore[typeddict-item]
     assert claim != usual
 
 
@@ -199,11 +199,11 @@ class Asked(LockError):
 @pytest.mark.parametrize("kind", [LockClient, AsyncLockClient])
 @pytest.mark.parametrize("name", sorted(ACQUIRE - CLAIM))
 async def test_both_clients_pass_it_on(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def acquire_all(self: Operations, claims: Any, **options: Any) -> Iterator[Any]:
+    def acquire_all(self: Acquiring, claims: Any, **options: Any) -> Iterator[Any]:
         raise Asked(**options)
         yield
 
-    monkeypatch.setattr(Operations, "acquire_all", acquire_all)
+    monkeypatch.setattr(Acquiring, "acquire_all", acquire_all)
     monkeypatch.setattr(session, "monotonic", lambda: 0.0)  # or a moment of the timeout has passed
 
     async def acquire() -> None:
@@ -232,7 +232,7 @@ def test_the_methods_of_both_clients_name_them() -> None:
 def test_another_format_refuses_what_it_cannot_do(name: str, format: str) -> None:
     of_format = ClientCore("locks", "me", 30.0, None, 15.0, 10.0, format)
     with pytest.raises(LockValueError, match=r"cannot|keeps bytes"):
-        of_format._claims("k", VALUES[name])  # type: ignore[arg-type]
+        of_format.claims.of("k", VALUES[name])  # type: ignore[arg-type]
 
 
 # -- in DAGs

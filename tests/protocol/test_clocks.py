@@ -105,7 +105,7 @@ def test_a_token_seeded_by_a_wrong_clock_is_put_right_after_a_lost_reply_too(wor
 def test_somebody_who_takes_a_wrongly_stamped_holder_for_dead_takes_nothing_away(world: World) -> None:
     """Between the write of a host whose clock is hours behind and its correction, its record looks like a corpse's."""
     slow = Host(world, "a", wall_clock_off=-3 * HOURS)
-    about_to_correct = slow.start(slow.operations.try_acquire(slow.claim(), undo=True)).step()
+    about_to_correct = slow.start(slow.operations.attempting.try_acquire(slow.claim(), undo=True)).step()
 
     assert isinstance(Host(world, "b").take(), Granted)
 
@@ -115,7 +115,9 @@ def test_somebody_who_takes_a_wrongly_stamped_holder_for_dead_takes_nothing_away
 
 def test_a_correction_that_others_slots_got_in_the_way_of_is_made_all_the_same(world: World) -> None:
     slow = Host(world, "a", wall_clock_off=-3 * HOURS)
-    about_to_correct = slow.start(slow.operations.try_acquire(slow.claim(capacity=2), undo=True)).step()
+    about_to_correct = slow.start(
+        slow.operations.attempting.try_acquire(slow.claim(capacity=2), undo=True)
+    ).step()
     Host(world, "b", wall_clock_off=-3 * HOURS).take(capacity=2)
 
     granted = about_to_correct.finish()
@@ -152,10 +154,10 @@ def test_host_clocks_hours_apart_change_nothing(make_world: Callable[..., World]
             told.append(f"{world.now:.0f} {type(what).__name__}")
 
         def take(host: Host) -> None:
-            note(host.run(host.operations.try_acquire(host.claim(key=key), undo=True)))
+            note(host.run(host.operations.attempting.try_acquire(host.claim(key=key), undo=True)))
 
         def beat(host: Host) -> None:
-            note(host.run(host.operations.heartbeat(key, host.name, 30_000)))
+            note(host.run(host.operations.renewing.heartbeat(key, host.name, 30_000)))
 
         take(a)
         take(b)
@@ -235,7 +237,7 @@ def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
     _seeds_and_is_gone(world, wrong_by)
     host = Host(world, "a")
     if how == "after a break":
-        host.run(host.operations.break_(KEY, "gone"))
+        host.run(host.operations.admin.break_(KEY, "gone"))
 
     granted = host.acquiring(slots=2 if how == "in its place" else 1, capacity=2).finish()
 
@@ -246,7 +248,9 @@ def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
 
 def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -> None:
     ahead = Host(world, "a", wall_clock_off=30 * DAYS)
-    about_to_correct = ahead.start(ahead.operations.try_acquire(ahead.claim(capacity=2), undo=True)).step()
+    about_to_correct = ahead.start(
+        ahead.operations.attempting.try_acquire(ahead.claim(capacity=2), undo=True)
+    ).step()
     others = Host(world, "b").take(capacity=2)
 
     granted = about_to_correct.finish()
@@ -299,7 +303,7 @@ def test_a_release_by_a_process_without_the_servers_time_vouches_for_nothing(wor
 
 def test_an_undo_vouches_for_nothing(world: World) -> None:
     ahead = Host(world, "a", wall_clock_off=30 * DAYS)
-    attempt = ahead.start(ahead.operations.try_acquire(ahead.claim(), undo=True))
+    attempt = ahead.start(ahead.operations.attempting.try_acquire(ahead.claim(), undo=True))
     assert isinstance(attempt.effect, Request)
     ahead.send(attempt.effect)
     with pytest.raises(KeyboardInterrupt):
@@ -322,7 +326,7 @@ def test_the_end_of_a_predecessor_vouches_for_nothing(world: World) -> None:
 
 def test_a_machine_that_was_paused_does_not_seed_a_token_from_before(world: World) -> None:
     host = Host(world, "a")
-    host.run(host.operations.get(KEY))
+    host.run(host.operations.requests.get(KEY))
     world.now += 3 * HOURS
     host.booted -= 3 * HOURS  # its clocks stood still
 
@@ -335,8 +339,8 @@ def test_a_token_from_an_old_estimate_is_put_right_by_the_next_grant(world: Worl
     """A machine slept between two attempts of its SDK, and its holder died before it could put the token right. (Found
     by a simulated history.)"""
     host = Host(world, "a")
-    host.run(host.operations.get(KEY))
-    take = host.operations.format.acquire_idle(host.claim("dead"), host.stamp())
+    host.run(host.operations.requests.get(KEY))
+    take = host.operations.requests.format.acquire_idle(host.claim("dead"), host.stamp())
     world.now += 200 * HOURS
     host.send(take)
     assert world.record().unproven
@@ -360,7 +364,7 @@ def test_who_does_not_know_the_servers_time_leaves_the_expiry_as_it_is(world: Wo
     def stamp() -> Stamp:
         return Host(world, "new", wall_clock_off=wrong_by).stamp()
 
-    writes = host.operations.format
+    writes = host.operations.requests.format
     for request in (
         writes.heartbeat(KEY, "a", 30_000, stamp()),
         writes.heartbeat_unless_draining(KEY, "a", 30_000, stamp()),
@@ -389,7 +393,7 @@ def test_every_write_of_one_who_knows_the_servers_time_pushes_the_expiry_ahead(w
         ("enter again", lambda: host.enter("pid-1")),
         ("abandon", host.release),
         ("release", lambda: host.release("b")),
-        ("break", lambda: host.run(host.operations.break_(KEY, "a"))),
+        ("break", lambda: host.run(host.operations.admin.break_(KEY, "a"))),
         ("acquire again", lambda: host.take("c", capacity=2)),
         ("take again", lambda: host.take("c", capacity=2)),
     ]
@@ -432,7 +436,7 @@ def test_a_record_is_deleted_when_every_server_would_give_out_a_larger_token(
     token = host.take().token
     host.release()
 
-    assert host.run(host.operations.forget(KEY))
+    assert host.run(host.operations.admin.forget(KEY))
 
     # Its clock is as far behind as the setting allows, and a process's estimate of it is 3 s behind.
     assert world.server_ms - max_clock_skew * 1000 - 3000 >= token

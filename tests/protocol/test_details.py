@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.core.effects import Request, Sleep, Stamp
-from airflow_dynamo_lock.core.lock.acquire import _BEHIND_MS
-from airflow_dynamo_lock.core.lock.renew import ROUNDS
+from airflow_dynamo_lock.core.lock.confirm import _BEHIND_MS
+from airflow_dynamo_lock.core.lock.operations import Operations
+from airflow_dynamo_lock.core.lock.requests import ROUNDS
 from airflow_dynamo_lock.core.model.capacity import can_grant, compatible, has_capacity
 from airflow_dynamo_lock.core.model.claim import Change, Claim
 from airflow_dynamo_lock.core.model.errors import (
@@ -32,6 +33,7 @@ from airflow_dynamo_lock.core.queue.view import head_update, on_change
 from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS
 from airflow_dynamo_lock.core.table.grant_writes import MAX_REMOVED
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
+from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.table.position import mark_after, number_of, place_of
 from tests.protocol.test_line import owners, run_a_while, waiting, woken
 from tests.protocol.test_sets import claims, leases, take_all, waiting_for
@@ -151,8 +153,8 @@ def test_a_grant_is_put_right_by_a_time_that_is_at_most_ten_seconds_old(world: W
         world.now += next(suspended, 0.0)
         return host.stamp()
 
-    operations = replace(host.operations, stamp=stamp)
-    host.run(operations.try_acquire(host.claim(), undo=False))
+    operations = Operations.of(NativeFormat(TABLE), stamp, host.observer, host.queue)
+    host.run(operations.attempting.try_acquire(host.claim(), undo=False))
 
     assert world.actions() == ["UpdateItem", "GetItem", "UpdateItem"]
 
@@ -172,7 +174,7 @@ def test_a_renewal_that_was_overtaken_is_written_again(world: World) -> None:
     host = Host(world, "a")
     host.take()
 
-    entered = overtaken(world, host.operations.enter(KEY, "a", "task", 30_000), host)
+    entered = overtaken(world, host.operations.renewing.enter(KEY, "a", "task", 30_000), host)
 
     assert isinstance(entered, Renewed)
     assert list(world.record().holders["a"].processes) == ["task"]
@@ -184,7 +186,7 @@ def test_the_heartbeat_of_an_abandoned_lease_that_was_overtaken_is_written_again
     host.enter("task")
     assert isinstance(host.release(), Draining)
 
-    beaten = overtaken(world, host.operations.heartbeat(KEY, "a", 15_000), host)
+    beaten = overtaken(world, host.operations.renewing.heartbeat(KEY, "a", 15_000), host)
 
     assert isinstance(beaten, Renewed)
 
@@ -196,7 +198,7 @@ def test_a_change_of_a_lease_that_was_overtaken_is_written_again(world: World, l
     change = Change(lease_ms=lease_ms, data={"rows": 7})
     longer = replace(a_lease("a"), lease_ms=lease_ms or 30_000)
 
-    renewed = overtaken(world, host.operations.heartbeat_all([longer], change=change), host)
+    renewed = overtaken(world, host.operations.renewing.heartbeat_all([longer], change=change), host)
 
     assert isinstance(renewed, Renewed)
     assert world.record().data == {"rows": 7}
@@ -207,20 +209,20 @@ def test_a_lease_is_not_made_shorter_and_the_error_names_both_lengths(world: Wor
     host.take(lease_ms=90_000)
     change = Change(lease_ms=30_000)
     with pytest.raises(LockValueError, match=r"lasts 90 s and cannot be made shorter \(30 s\)"):
-        host.run(host.operations.heartbeat_all([a_lease("a")], change=change))
+        host.run(host.operations.renewing.heartbeat_all([a_lease("a")], change=change))
 
 
 def test_two_leases_are_kept_with_one_request_and_one_lease_without_a_transaction(world: World) -> None:
     host = Host(world, "me")
     take_all(host, "ab")
     world.sent.clear()
-    host.run(host.operations.heartbeat_all(leases(host, "ab")))
-    host.run(host.operations.heartbeat_all(leases(host, "a")))
+    host.run(host.operations.renewing.heartbeat_all(leases(host, "ab")))
+    host.run(host.operations.renewing.heartbeat_all(leases(host, "a")))
     assert world.actions() == ["TransactWriteItems", "UpdateItem"]
 
     world.sent.clear()
     for kept in "ab", "a":
-        keeping = host.start(host.operations.keep(leases(host, kept), 5.0))
+        keeping = host.start(host.operations.renewing.keep(leases(host, kept), 5.0))
         while isinstance(keeping.effect, Request):
             keeping.step()
     assert world.actions() == ["TransactWriteItems", "UpdateItem"]
@@ -230,9 +232,9 @@ def test_two_locks_are_released_with_one_request_and_one_without_a_transaction(w
     host = Host(world, "me")
     take_all(host, "ab")
     world.sent.clear()
-    host.run(host.operations.release_all(leases(host, "ab"), confirmed=True))
+    host.run(host.operations.releasing.release_all(leases(host, "ab"), confirmed=True))
     take_all(host, "a")
-    host.run(host.operations.release_all(leases(host, "a"), confirmed=True))
+    host.run(host.operations.releasing.release_all(leases(host, "a"), confirmed=True))
     assert world.actions() == ["TransactWriteItems", "UpdateItem", "UpdateItem"]
 
 
@@ -275,9 +277,9 @@ def test_a_set_that_lost_one_of_its_locks_again_releases_the_others_if_it_may(
     world: World, undo: bool, left: list[str]
 ) -> None:
     host, thief = Host(world, "me"), Host(world, "thief")
-    paused = host.start(host.operations.try_acquire_all(claims(host, "ab"), undo=undo))
+    paused = host.start(host.operations.attempting.try_acquire_all(claims(host, "ab"), undo=undo))
     paused.step()  # both are taken
-    thief.run(thief.operations.break_("b", "me"))
+    thief.run(thief.operations.admin.break_("b", "me"))
     thief.take(key="b")
 
     assert isinstance(paused.finish(), Busy)
@@ -298,7 +300,9 @@ def test_a_set_whose_reply_is_lost_is_released_if_it_may(world: World, undo: boo
 
 def test_a_set_of_slots_has_a_token_of_its_own_whoever_takes_others_meanwhile(world: World) -> None:
     host, other = Host(world, "me"), Host(world, "other")
-    taking = host.start(host.operations.try_acquire_all(claims(host, "ab", capacity=2), undo=False)).step()
+    taking = host.start(
+        host.operations.attempting.try_acquire_all(claims(host, "ab", capacity=2), undo=False)
+    ).step()
     beside = other.take(key="a", capacity=2)
 
     granted = taking.finish()
@@ -321,7 +325,7 @@ def test_a_set_that_a_transaction_is_in_the_way_of_is_tried_again_a_few_times(wo
 def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World) -> None:
     host, rival = Host(world, "a"), Host(world, "rival")
     rival.take()
-    paused = host.start(host.operations.try_acquire(host.claim(fair=False), undo=False))
+    paused = host.start(host.operations.attempting.try_acquire(host.claim(fair=False), undo=False))
     while paused.effect is not None:
         rival.release()
         rival.take()
@@ -336,7 +340,7 @@ def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World
 def test_a_claim_that_comes_too_late_each_time_and_never_sees_by_whom_is_contended(world: World) -> None:
     world.shows_refused = False
     host, rival = Host(world, "a"), Host(world, "rival")
-    paused = host.start(host.operations.try_acquire(host.claim(fair=False), undo=False))
+    paused = host.start(host.operations.attempting.try_acquire(host.claim(fair=False), undo=False))
     while paused.effect is not None:
         if paused.request.action == "GetItem":
             rival.release()
@@ -355,10 +359,12 @@ def test_a_newcomer_waits_outside_while_those_inside_get_no_answer(
     world: World, timeout: float | None
 ) -> None:
     host = Host(world, "b")
-    host.operations.crowd._room = 0
+    host.operations.acquiring.window._room = 0
     waits = (
         lambda: host.acquiring(timeout=timeout),
-        lambda: host.start(host.operations.wait(KEY, 1, now=host.now(), timeout=timeout, poll_interval=1.0)),
+        lambda: host.start(
+            host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=timeout, poll_interval=1.0)
+        ),
     )
     for wait in waits:
         assert isinstance(wait().effect, Sleep)
@@ -368,10 +374,10 @@ def test_who_has_no_time_or_stands_in_the_queue_asks_whoever_else_does(world: Wo
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take()
     paused = waiting(host)
-    host.operations.crowd._room = 0
+    host.operations.acquiring.window._room = 0
     for wait in (
         host.acquiring("c", timeout=0.0),
-        host.start(host.operations.wait(KEY, 1, now=host.now(), timeout=0.0, poll_interval=1.0)),
+        host.start(host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=0.0, poll_interval=1.0)),
     ):
         assert isinstance(wait.effect, Request)
     holder.release()
@@ -395,7 +401,9 @@ def test_a_waiter_without_time_asks_once_and_says_how_long_it_waited(world: Worl
         (2.5, r"2\.5 s"),
     ):
         with pytest.raises(LockTimeoutError, match=f"was not free within {text}"):
-            host.run(host.operations.wait(KEY, 1, now=host.now(), timeout=timeout, poll_interval=1.0))
+            host.run(
+                host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=timeout, poll_interval=1.0)
+            )
 
 
 def test_a_waiter_whose_timeout_is_over_names_it(world: World) -> None:
@@ -445,7 +453,7 @@ def test_a_newcomer_without_time_is_told_who_is_ahead_of_it(world: World) -> Non
 def test_no_request_of_a_renewal_is_given_time_beyond_the_callers(world: World) -> None:
     host = Host(world, "a")
     host.take()
-    paused = host.start(host.operations.heartbeat(KEY, "a", 30_000, until=host.now() - 1.0))
+    paused = host.start(host.operations.renewing.heartbeat(KEY, "a", 30_000, until=host.now() - 1.0))
     assert paused.request.within == 0.0
 
 
@@ -466,9 +474,9 @@ def test_a_lease_released_by_a_host_whose_clock_is_behind_rests_no_longer_than_w
 
 def test_a_capacity_that_somebody_else_changes_meanwhile_is_set_all_the_same(world: World) -> None:
     one, two = Host(world, "one"), Host(world, "two")
-    one.run(one.operations.set_capacity(KEY, 3))
-    paused = one.start(one.operations.set_capacity(KEY, 5)).step()
-    two.run(two.operations.set_capacity(KEY, 4))
+    one.run(one.operations.admin.set_capacity(KEY, 3))
+    paused = one.start(one.operations.admin.set_capacity(KEY, 5)).step()
+    two.run(two.operations.admin.set_capacity(KEY, 4))
 
     assert paused.finish().record.capacity == 5
 
@@ -477,7 +485,7 @@ def test_a_record_that_is_used_meanwhile_is_not_forgotten(world: World) -> None:
     one, two = Host(world, "one"), Host(world, "two")
     one.take()
     one.release()
-    paused = one.start(one.operations.forget(KEY, at_once=True)).step()
+    paused = one.start(one.operations.admin.forget(KEY, at_once=True)).step()
     two.take()
 
     assert paused.finish() is False
@@ -488,12 +496,12 @@ def test_a_record_with_holders_or_waiters_is_not_forgotten_and_costs_no_write(wo
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take()
     world.sent.clear()
-    assert holder.run(holder.operations.forget(KEY, at_once=True)) is False
+    assert holder.run(holder.operations.admin.forget(KEY, at_once=True)) is False
     assert world.actions() == ["GetItem"]
     one = waiting(host)
     holder.release()
     world.sent.clear()
-    assert holder.run(holder.operations.forget(KEY, at_once=True)) is False
+    assert holder.run(holder.operations.admin.forget(KEY, at_once=True)) is False
     assert world.actions() == ["GetItem"]
     assert one.effect is not None
 
@@ -503,7 +511,7 @@ def test_a_lease_that_was_broken_by_a_lost_request_counts_as_broken(world: World
     host.take()
     world.fates.extend(["", LOST_THEN_RETRIED])  # the read, and the write
 
-    broken = host.run(host.operations.break_(KEY, "a"))
+    broken = host.run(host.operations.admin.break_(KEY, "a"))
 
     assert broken.holder.lease_id == "a"
 
@@ -511,17 +519,17 @@ def test_a_lease_that_was_broken_by_a_lost_request_counts_as_broken(world: World
 def test_a_lease_that_is_not_there_cannot_be_broken(world: World) -> None:
     host = Host(world, "a")
     with pytest.raises(LockNotHeldError, match="Not locked"):
-        host.run(host.operations.break_(KEY, "a"))
+        host.run(host.operations.admin.break_(KEY, "a"))
     host.take()
     with pytest.raises(LockNotHeldError, match="Locked by a"):
-        host.run(host.operations.break_(KEY, "b"))
+        host.run(host.operations.admin.break_(KEY, "b"))
 
 
 def test_a_lease_whose_record_went_while_it_was_broken_counts_as_broken(world: World) -> None:
     world.shows_refused = False
     host = Host(world, "a")
     host.take()
-    breaking = host.start(host.operations.break_(KEY, "a")).step()
+    breaking = host.start(host.operations.admin.break_(KEY, "a")).step()
     world.fates.append(LOST_THEN_RETRIED)
     breaking.step()
     world.delete()
@@ -531,7 +539,7 @@ def test_a_lease_whose_record_went_while_it_was_broken_counts_as_broken(world: W
 
 def test_a_capacity_that_was_never_set_can_be_unset(world: World) -> None:
     host = Host(world, "a")
-    record = host.run(host.operations.set_capacity(KEY, None)).record
+    record = host.run(host.operations.admin.set_capacity(KEY, None)).record
     assert (record.capacity, record.available, record.token, record.holders) == (1, 1, 0, {})
     assert world.actions() == ["GetItem"]
 
@@ -556,12 +564,12 @@ def test_a_page_lists_locks_without_their_waiters_and_without_the_processes_that
     )
 
     told: list[LockRecordError] = []
-    records, _ = host.run(host.operations.page(None, on_damaged=told.append))
+    records, _ = host.run(host.operations.admin.page(None, on_damaged=told.append))
     assert [each.key for each in records] == [KEY]
     assert damaged in str(told[0])
     assert len(told) == 1
     caplog.clear()
-    host.run(host.operations.page(None))
+    host.run(host.operations.admin.page(None))
     assert [damaged in each.getMessage() for each in caplog.records] == [True]
     assert paused.effect is not None
 

@@ -13,7 +13,6 @@ from botocore.exceptions import EndpointConnectionError
 
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.client.options import ClaimOptions
-from airflow_dynamo_lock.client.session import _Held
 from airflow_dynamo_lock.core.model.errors import (
     LockLostError,
     LockTimeoutError,
@@ -96,7 +95,7 @@ def test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock(world: Worl
     dead_holders(world, 130)
     late = sorted(world.record().holders)[-1]
     writer = Host(world, "writer")
-    writing = writer.start(writer.operations.try_acquire(writer.claim(), undo=False))
+    writing = writer.start(writer.operations.attempting.try_acquire(writer.claim(), undo=False))
     writing.step()  # refused: the lock is taken
     assert writing.effect is not None
     world.client.update_item(
@@ -174,7 +173,7 @@ def test_forget_without_a_date_goes_by_the_hosts_clock(world: World) -> None:
     first.release()
     waited = world.now
 
-    assert undated(world, -2.0).run(undated(world, -2.0).operations.forget(KEY))
+    assert undated(world, -2.0).run(undated(world, -2.0).operations.admin.forget(KEY))
 
     assert world.now - waited > 10.0
     assert undated(world, -2.0).take("next").token > told
@@ -332,15 +331,15 @@ def test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back(
         return slow.now
 
     def give_back() -> None:
-        if core._released_once(lease) is None:
+        if core.reentrant.released_once(lease) is None:
             term.lose("it was released")
 
     gives_back, term = threading.Thread(target=give_back), Term(clock)
     lease = replace(locks.acquire(KEY, **options), term=term)
     term.renewed(slow.now, 30_000)
-    core._held[KEY, core.owner] = _Held(lease)
+    core.reentrant.add(lease)
 
-    again = core._again(core._claims(KEY, options), options)
+    again = core.reentrant.again(core.claims.of(KEY, options)[0])
 
     gives_back.join()
     assert again is not None
@@ -359,22 +358,22 @@ def test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_
     """Its clock runs slow by a twentieth, so that its estimate of the server's time is hours behind."""
     sleeper, holder = Host(world, "sleeper", clock_rate=0.95), Host(world, "holder")
     for key in (KEY, "b"):
-        holder.run(holder.operations.try_acquire(holder.claim(key=key), undo=False))
+        holder.run(holder.operations.attempting.try_acquire(holder.claim(key=key), undo=False))
     if what == "abandon":
         holder.enter("another process")
     lease = a_lease("holder")
-    sleeper.run(sleeper.operations.get(KEY))
+    sleeper.run(sleeper.operations.requests.get(KEY))
     world.now += WEEK  # everybody sleeps
 
     match what:
         case "enter":
-            operation: Any = sleeper.operations.enter(KEY, "holder", "process", 15_000)
+            operation: Any = sleeper.operations.renewing.enter(KEY, "holder", "process", 15_000)
         case "heartbeat":
-            operation = sleeper.operations.heartbeat(KEY, "holder", 30_000)
+            operation = sleeper.operations.renewing.heartbeat(KEY, "holder", 30_000)
         case "abandon":
-            operation = sleeper.operations.release(KEY, "holder", 1, 15_000, confirmed=True)
+            operation = sleeper.operations.releasing.release(KEY, "holder", 1, 15_000, confirmed=True)
         case _:
-            operation = sleeper.operations.heartbeat_all([lease, replace(lease, key="b")])
+            operation = sleeper.operations.renewing.heartbeat_all([lease, replace(lease, key="b")])
     sleeper.run(operation)
 
     assert isinstance(Host(world, "other").take(), Busy)

@@ -148,7 +148,7 @@ def test_a_lock_is_free_at_once_when_the_last_one_leaves_between_refused_release
 ) -> None:
     host.take()
     host.enter("pid-1")
-    refused = host.start(host.operations.release(KEY, "a", 1, 15_000, confirmed=True)).step()
+    refused = host.start(host.operations.releasing.release(KEY, "a", 1, 15_000, confirmed=True)).step()
     host.leave("pid-1")  # sees no draining flag, and so does not release
 
     assert refused.finish() == Released()
@@ -160,7 +160,7 @@ def test_a_lease_released_by_the_last_one_to_leave_before_the_abandon_counts_as_
 ) -> None:
     host.take()
     host.enter("pid-1")
-    refused = host.start(host.operations.release(KEY, "a", 1, 15_000, confirmed=True)).step()
+    refused = host.start(host.operations.releasing.release(KEY, "a", 1, 15_000, confirmed=True)).step()
     host.release()
     host.leave("pid-1")
 
@@ -276,7 +276,7 @@ def test_a_person_breaks_a_lease_whoever_is_inside(world: World, host: Host) -> 
     host.take()
     host.enter("pid-1")
 
-    broken = host.run(host.operations.break_(KEY, "a"))
+    broken = host.run(host.operations.admin.break_(KEY, "a"))
 
     assert isinstance(broken, Broken)
     assert (broken.holder.owner, set(broken.holder.processes)) == ("a", {"pid-1"})
@@ -287,14 +287,14 @@ def test_breaking_gives_back_as_many_slots_as_the_lease_had(world: World, host: 
     host.take("big", slots=2, capacity=3)
     host.take("small", capacity=3)
 
-    host.run(host.operations.break_(KEY, "big"))
+    host.run(host.operations.admin.break_(KEY, "big"))
 
     assert world.record().available == 2
 
 
 def test_a_broken_holder_learns_of_it_with_its_next_beat(world: World, host: Host) -> None:
     host.take()
-    host.run(host.operations.break_(KEY, "a"))
+    host.run(host.operations.admin.break_(KEY, "a"))
 
     assert isinstance(host.beat(), Lost)
 
@@ -308,15 +308,15 @@ def test_to_break_what_nobody_holds_is_an_error_that_names_who_holds_the_lock(
     with pytest.raises(
         LockNotHeldError, match=f"lease mine does not hold the lock '{KEY}'.*Locked by a since"
     ):
-        host.run(host.operations.break_(KEY, "mine"))
+        host.run(host.operations.admin.break_(KEY, "mine"))
     with pytest.raises(LockNotHeldError, match="Not locked"):
-        host.run(host.operations.break_("never seen", "mine"))
+        host.run(host.operations.admin.break_("never seen", "mine"))
     assert world.item() == before
 
 
 def test_a_lease_released_just_before_it_is_broken_was_not_broken(world: World, host: Host) -> None:
     host.take()
-    about_to_break = host.start(host.operations.break_(KEY, "a")).step()
+    about_to_break = host.start(host.operations.admin.break_(KEY, "a")).step()
     host.release()
 
     with pytest.raises(LockNotHeldError):
@@ -326,7 +326,7 @@ def test_a_lease_released_just_before_it_is_broken_was_not_broken(world: World, 
 
 def test_a_break_that_the_sdk_sent_twice_is_a_break(world: World, host: Host) -> None:
     host.take()
-    about_to_break = host.start(host.operations.break_(KEY, "a")).step()
+    about_to_break = host.start(host.operations.admin.break_(KEY, "a")).step()
     world.fates.append(LOST_THEN_RETRIED)
 
     assert isinstance(about_to_break.finish(), Broken)

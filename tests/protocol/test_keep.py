@@ -69,7 +69,7 @@ def test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_th
     dated.take()
     assert world.record().holders["a"].renewed_at_ms is not None
 
-    dateless.send(dateless.operations.format.heartbeat(KEY, "a", 30_000, dateless.stamp()))
+    dateless.send(dateless.operations.requests.format.heartbeat(KEY, "a", 30_000, dateless.stamp()))
 
     assert world.record().holders["a"].renewed_at_ms is None
 
@@ -214,7 +214,7 @@ def test_a_lease_survives_json_and_is_not_valid_until_it_is_renewed() -> None:
 
 
 def _keep_alive(host: Host, term: Term, *, interval: float = 5.0) -> Paused[None]:
-    return host.start(host.operations.keep_alive([a_lease("a")], interval, term))
+    return host.start(host.operations.renewing.keep_alive([a_lease("a")], interval, term))
 
 
 def test_the_loop_beats_at_its_interval_until_the_lease_is_lost(world: World, host: Host) -> None:
@@ -226,7 +226,7 @@ def test_the_loop_beats_at_its_interval_until_the_lease_is_lost(world: World, ho
     assert world.actions().count("UpdateItem") == 1 + 4
     assert term.remaining() == pytest.approx(27.0)
 
-    Host(world, "person").run(host.operations.break_(KEY, "a"))
+    Host(world, "person").run(host.operations.admin.break_(KEY, "a"))
     beats.finish()
     assert term.lost is not None
     assert "broken" in term.lost
@@ -313,7 +313,7 @@ def test_a_lease_never_runs_out_while_heartbeats_succeed(
 
 
 def _keep(host: Host) -> Paused[Draining | Lost]:
-    return host.start(host.operations.keep([a_lease("a")], 10.0))
+    return host.start(host.operations.renewing.keep([a_lease("a")], 10.0))
 
 
 def test_a_keeper_beats_at_once_and_then_at_its_interval(world: World, host: Host) -> None:

@@ -19,7 +19,7 @@ def share(host: Host) -> Any:
 
 
 def set_capacity(host: Host, capacity: int | None) -> LockRecord:
-    outcome = host.run(host.operations.set_capacity(KEY, capacity))
+    outcome = host.run(host.operations.admin.set_capacity(KEY, capacity))
     assert isinstance(outcome, CapacitySet)
     return outcome.record
 
@@ -196,19 +196,19 @@ def test_what_can_never_be_free_is_not_waited_for(world: World) -> None:
     set_capacity(Host(world, "operator"), 3)
     looker = Host(world, "looker")
 
-    _, room = looker.run(looker.operations.look(KEY, 3, None))
+    _, room = looker.run(looker.operations.acquiring.look(KEY, 3, None))
     assert room
     with pytest.raises(LockValueError, match="5 slots can never be free"):
-        looker.run(looker.operations.look(KEY, 5, None))
+        looker.run(looker.operations.acquiring.look(KEY, 5, None))
 
 
 def test_who_would_share_a_lock_that_is_in_use_as_a_semaphore_sees_no_room(world: World) -> None:
     holder, looker = Host(world, "holder"), Host(world, "looker")
     holder.take(capacity=3)
 
-    assert not looker.run(looker.operations.look(KEY, 1, SHARED))[1]
+    assert not looker.run(looker.operations.acquiring.look(KEY, 1, SHARED))[1]
     holder.release()
-    assert looker.run(looker.operations.look(KEY, 1, SHARED))[1]
+    assert looker.run(looker.operations.acquiring.look(KEY, 1, SHARED))[1]
 
 
 @pytest.mark.parametrize(("capacity", "kind"), [(1, "a plain lock"), (SHARED, "a shared lock")])
@@ -301,7 +301,7 @@ def test_a_grant_that_nobody_was_told_of_is_not_held_for_a_while(world: World) -
 def test_a_resting_lease_is_kept_alive_by_nobody(world: World) -> None:
     holder, other = Host(world, "holder"), Host(world, "other")
     holder.take(min_hold_ms=20_000)
-    keeper = holder.start(holder.operations.keep([a_lease("holder")], 5.0))
+    keeper = holder.start(holder.operations.renewing.keep([a_lease("holder")], 5.0))
     keeper.step()
     holder.release()
     while keeper.effect is not None and world.now < 100.0:
@@ -335,7 +335,7 @@ def test_who_takes_over_from_the_dead_is_told_so_also_by_a_second_try(world: Wor
     winner = Host(world, "winner")
     winner.clock.answered = True
     claim = winner.claim()
-    operation = winner.start(winner.operations.try_acquire(claim, undo=False))
+    operation = winner.start(winner.operations.attempting.try_acquire(claim, undo=False))
     operation.step()  # refused, as it is held
     world.fates.append(LOST)
     with pytest.raises(Exception, match="broke"):

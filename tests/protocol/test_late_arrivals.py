@@ -25,12 +25,12 @@ def host(world: World) -> Host:
 
 
 SIGNS_OF_LIFE: dict[str, Callable[[Host], Request]] = {
-    "a heartbeat": lambda host: host.operations.format.heartbeat(KEY, "a", 30_000, host.stamp()),
-    "a keeper's": lambda host: host.operations.format.heartbeat_unless_draining(
+    "a heartbeat": lambda host: host.operations.requests.format.heartbeat(KEY, "a", 30_000, host.stamp()),
+    "a keeper's": lambda host: host.operations.requests.format.heartbeat_unless_draining(
         KEY, "a", 30_000, host.stamp()
     ),
-    "an enter": lambda host: host.operations.format.enter(KEY, "a", "pid-1", 15_000, host.stamp()),
-    "an abandon": lambda host: host.operations.format.drain(KEY, "a", 15_000, host.stamp()),
+    "an enter": lambda host: host.operations.requests.format.enter(KEY, "a", "pid-1", 15_000, host.stamp()),
+    "an abandon": lambda host: host.operations.requests.format.drain(KEY, "a", 15_000, host.stamp()),
 }
 
 
@@ -51,7 +51,7 @@ def test_a_sign_of_life_that_newer_ones_have_overtaken_changes_nothing(
 def test_a_late_heartbeat_does_not_make_a_live_holder_look_dead(world: World, host: Host) -> None:
     """It put a stamp of 41 s ago in the place of one of a second ago."""
     host.take()
-    late = host.operations.format.heartbeat(KEY, "a", 30_000, host.stamp())
+    late = host.operations.requests.format.heartbeat(KEY, "a", 30_000, host.stamp())
     for _ in range(2):
         world.now += 20.0
         host.beat()
@@ -120,7 +120,7 @@ def test_a_first_write_that_arrives_twice_does_not_bring_its_version_back(world:
     """Else a late beat that is conditional on that version would succeed. (Found by a simulated history.)"""
     Host(world, "a").take()
     process = Host(world, "process")
-    entering = process.start(process.operations.enter(KEY, "a", "pid-1", 15_000))
+    entering = process.start(process.operations.renewing.enter(KEY, "a", "pid-1", 15_000))
     entering.step()
     assert isinstance(entering.effect, Request)
     enter = entering.effect
@@ -136,7 +136,7 @@ def test_a_first_write_that_arrives_twice_does_not_bring_its_version_back(world:
 def test_a_late_heartbeat_does_not_stamp_what_has_no_stamp(world: World, host: Host) -> None:
     """Its version is the newest, but its stamp would be that of long ago."""
     host.take()
-    late = host.operations.format.heartbeat(KEY, "a", 30_000, host.stamp())
+    late = host.operations.requests.format.heartbeat(KEY, "a", 30_000, host.stamp())
     world.now += 20.0
     host.beat()
     _undated(world, "process").enter("pid-1", "a")
@@ -155,7 +155,7 @@ def test_a_beat_written_again_and_sent_twice_by_the_sdk_is_a_beat(
     host = Host(world, "a")
     host.take()
     _undated(world, "process").enter("pid-1", "a")
-    beating = host.start(host.operations.heartbeat(KEY, "a", 30_000)).step()
+    beating = host.start(host.operations.renewing.heartbeat(KEY, "a", 30_000)).step()
     while isinstance(beating.effect, Request) and beating.effect.action == "GetItem":
         beating.step()
     world.fates.append(LOST_THEN_RETRIED)
@@ -175,7 +175,7 @@ def test_the_time_that_a_beat_has_is_for_all_of_its_requests_together(
     host = Host(world, "a")
     host.take()
     given: list[float | None] = []
-    beating = host.start(host.operations.heartbeat(KEY, "a", 30_000, until=host.now() + 7.0))
+    beating = host.start(host.operations.renewing.heartbeat(KEY, "a", 30_000, until=host.now() + 7.0))
 
     with pytest.raises(LockUnavailableError, match="written to by others"):
         _contend(world, beating, given, answers_take=2.0)
@@ -186,7 +186,7 @@ def test_the_time_that_a_beat_has_is_for_all_of_its_requests_together(
 def test_one_who_is_beaten_to_each_beat_is_told_so_in_the_end(world: World, host: Host) -> None:
     host.take()
     given: list[float | None] = []
-    beating = host.start(host.operations.heartbeat(KEY, "a", 30_000))
+    beating = host.start(host.operations.renewing.heartbeat(KEY, "a", 30_000))
 
     with pytest.raises(LockUnavailableError, match="written to by others") as unavailable:
         _contend(world, beating, given)
@@ -212,7 +212,7 @@ def _contend(
 
 ENDS: dict[str, Callable[[Host], object]] = {
     "released": lambda host: host.release(),
-    "broken": lambda host: host.run(host.operations.break_(KEY, "a")),
+    "broken": lambda host: host.run(host.operations.admin.break_(KEY, "a")),
 }
 
 
@@ -224,7 +224,9 @@ def test_an_acquire_that_arrives_after_its_sender_has_held_and_gone_takes_nothin
     """Nobody would hear of that lease; and a keeper that still goes would keep it for ever."""
     host.take()
     host.release()
-    late = host.operations.format.acquire_idle(host.claim(), host.stamp(), world.record() if looked else None)
+    late = host.operations.requests.format.acquire_idle(
+        host.claim(), host.stamp(), world.record() if looked else None
+    )
     world.now += 3.0
     host.take()
     world.now += 3.0
@@ -240,8 +242,8 @@ def test_an_acquire_of_a_part_that_arrives_after_its_sender_has_gone_takes_nothi
     world: World, host: Host, end: Callable[[Host], object]
 ) -> None:
     Host(world, "other").take(capacity=2)
-    host.run(host.operations.get(KEY))  # it has heard of the server's time
-    late = host.operations.format.acquire_slots(host.claim(capacity=2), host.stamp(), world.record())
+    host.run(host.operations.requests.get(KEY))  # it has heard of the server's time
+    late = host.operations.requests.format.acquire_slots(host.claim(capacity=2), host.stamp(), world.record())
     world.now += 3.0
     host.take(capacity=2)
     world.now += 3.0
@@ -256,8 +258,8 @@ def test_an_acquire_that_arrives_after_its_sender_was_reclaimed_takes_nothing(
     world: World, host: Host
 ) -> None:
     Host(world, "other").take(capacity=4)
-    host.run(host.operations.get(KEY))
-    late = host.operations.format.acquire_slots(host.claim(capacity=4), host.stamp(), world.record())
+    host.run(host.operations.requests.get(KEY))
+    late = host.operations.requests.format.acquire_slots(host.claim(capacity=4), host.stamp(), world.record())
     host.take(capacity=4)
     host.take("big", slots=2, capacity=4)
     world.now += 41.5
@@ -274,7 +276,7 @@ def test_whoever_takes_a_holder_away_notes_when(world: World, host: Host) -> Non
     assert world.record().last_freed_at_ms is None
     for what, vacate in (
         ("release", host.release),
-        ("break", lambda: host.run(host.operations.break_(KEY, "a"))),
+        ("break", lambda: host.run(host.operations.admin.break_(KEY, "a"))),
         ("reclaim", lambda: Host(world, "b").take()),
     ):
         world.now += 60.0

@@ -177,7 +177,7 @@ def test_who_gives_up_first_leaves_nothing_that_others_would_wait_for(world: Wor
             assert mark <= place
     world.sent.clear()
 
-    assert three.run(three.operations.forget(KEY)) is False, "it is held"
+    assert three.run(three.operations.admin.forget(KEY)) is False, "it is held"
     holder.release()
     world.sent.clear()
     assert isinstance(Host(world, "next").take(), Granted)

@@ -70,7 +70,7 @@ def test_a_reclaim_whose_answer_is_lost_is_found_as_well(world: World) -> None:
     Host(world, "dead").take()
     world.now += 41.0
     host = Host(world, "a")
-    reclaiming = host.start(host.operations.try_acquire(host.claim(), undo=False)).step()
+    reclaiming = host.start(host.operations.attempting.try_acquire(host.claim(), undo=False)).step()
     if isinstance(reclaiming.effect, Request) and reclaiming.effect.action == "GetItem":
         reclaiming.step()
     world.fates.append(LOST_THEN_RETRIED)
@@ -113,7 +113,7 @@ def test_a_release_whose_answer_is_lost_is_a_release(world: World, fate: str) ->
 def test_a_release_sent_again_does_not_free_the_successors_lock(world: World) -> None:
     host = Host(world, "a")
     host.take("first")
-    releasing = host.start(host.operations.release(KEY, "first", 1, 15_000, confirmed=True))
+    releasing = host.start(host.operations.releasing.release(KEY, "first", 1, 15_000, confirmed=True))
     world.fates.append(LOST)
     releasing.step()
     Host(world, "b").take("second")
@@ -165,7 +165,7 @@ def test_an_acquire_interrupted_by_its_caller_is_undone(
     world: World, interruption: type[BaseException]
 ) -> None:
     host = Host(world, "a")
-    attempt = host.start(host.operations.try_acquire(host.claim(), undo=True))
+    attempt = host.start(host.operations.attempting.try_acquire(host.claim(), undo=True))
     host.send(attempt.effect)  # type: ignore[arg-type]
 
     with pytest.raises(interruption):
@@ -176,7 +176,7 @@ def test_an_acquire_interrupted_by_its_caller_is_undone(
 
 def test_the_undo_of_an_acquire_is_not_waited_for_without_end(world: World) -> None:
     host = Host(world, "a")
-    attempt = host.start(host.operations.try_acquire(host.claim(), undo=True))
+    attempt = host.start(host.operations.attempting.try_acquire(host.claim(), undo=True))
 
     undo = attempt.interrupt(KeyboardInterrupt()).effect
 
@@ -271,7 +271,9 @@ def test_the_time_that_failures_take_is_part_of_the_time_that_there_is(
     how: dict[str, Any] = {"now": host.now(), "timeout": 20.0, "poll_interval": poll_interval}
     operations = host.operations
     operation: Any = (
-        operations.acquire(host.claim(), undo=False, **how) if takes else operations.wait(KEY, 1, **how)
+        operations.acquiring.acquire(host.claim(), undo=False, **how)
+        if takes
+        else operations.acquiring.wait(KEY, 1, **how)
     )
     waiting, tries = host.start(operation), 0
 
@@ -305,7 +307,9 @@ def test_every_request_of_an_acquire_has_the_time_that_is_left_but_never_too_lit
 def test_waiting_for_room_goes_on_after_a_failed_look(world: World) -> None:
     Host(world, "other").take()
     host = Host(world, "a")
-    waiting = host.start(host.operations.wait(KEY, 1, now=host.now(), timeout=None, poll_interval=1.0))
+    waiting = host.start(
+        host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=None, poll_interval=1.0)
+    )
     waiting.step().step()
     world.fates.append(UNSENT)
     waiting.step()
@@ -322,14 +326,14 @@ def test_waiting_for_room_that_never_reaches_dynamodb_says_so_in_the_end(world: 
     world.fates.extend([UNSENT] * 100)
 
     with pytest.raises(LockUnavailableError):
-        host.run(host.operations.wait(KEY, 1, now=host.now(), timeout=3.0, poll_interval=1.0))
+        host.run(host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=3.0, poll_interval=1.0))
     assert world.now <= 3.0
 
 
 def test_an_error_that_is_not_understood_is_never_a_grant(world: World) -> None:
     """peers.md, 1: a lock counted as taken when the write had failed for any reason but the condition."""
     host = Host(world, "a")
-    attempt = host.start(host.operations.try_acquire(host.claim(), undo=False))
+    attempt = host.start(host.operations.attempting.try_acquire(host.claim(), undo=False))
 
     with pytest.raises(RuntimeError):
         attempt.interrupt(RuntimeError("something new"))

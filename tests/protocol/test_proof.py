@@ -31,7 +31,7 @@ def test_the_first_number_in_a_queue_is_the_time(seen: LockRecord | None) -> Non
 
 def test_a_token_from_an_old_estimate_in_set_capacity_is_put_right_by_the_next_grant(world: World) -> None:
     """The machine was suspended for a week between the stamp and the write."""
-    person = Host(world, "person").start(Host(world, "person").operations.set_capacity(KEY, 3))
+    person = Host(world, "person").start(Host(world, "person").operations.admin.set_capacity(KEY, 3))
     person.step()
     assert person.effect is not None, "the write is stamped, and not sent"
     world.now += _WEEK
@@ -49,7 +49,7 @@ def test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused(world: World)
     world.now += 45.0
     Host(world, "alive").beat()
     late = Host(world, "second").start(
-        Host(world, "second").operations.try_acquire(
+        Host(world, "second").operations.attempting.try_acquire(
             Host(world, "second").claim("ti", capacity=2), undo=False
         )
     )
@@ -67,7 +67,9 @@ def test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused(world: World)
 def test_a_late_claim_takes_no_slot_of_another_capacity(world: World) -> None:
     Host(world, "holder").take(capacity=3)
     late = Host(world, "late").start(
-        Host(world, "late").operations.try_acquire(Host(world, "late").claim(capacity=3), undo=False)
+        Host(world, "late").operations.attempting.try_acquire(
+            Host(world, "late").claim(capacity=3), undo=False
+        )
     )
     late.step()
     assert late.effect is not None, "the write that takes a free slot is stamped, and not sent"

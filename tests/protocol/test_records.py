@@ -113,7 +113,7 @@ def test_a_damaged_record_is_refused_by_name_and_left_as_it_is(
     assert world.item() == before
 
     with pytest.raises(LockRecordError, match=KEY):
-        host.run(host.operations.get(KEY))
+        host.run(host.operations.requests.get(KEY))
 
 
 @pytest.mark.parametrize("values", DAMAGED.values(), ids=DAMAGED.keys())
@@ -256,7 +256,7 @@ def test_two_locks_are_two_records_whatever_their_names(world: World, host: Host
 def test_a_heartbeat_that_races_a_release_does_not_bring_the_lease_back(world: World, host: Host) -> None:
     """peers.md, 8: it did, and the record stayed locked by nobody."""
     host.take()
-    late = host.operations.format.heartbeat(KEY, "b", 30_000, host.stamp())
+    late = host.operations.requests.format.heartbeat(KEY, "b", 30_000, host.stamp())
     host.release()
     before = world.item()
 

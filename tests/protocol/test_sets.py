@@ -26,14 +26,14 @@ def claims(host: Host, keys: str, **options: Any) -> list[Claim]:
 
 
 def take_all(host: Host, keys: str, *, undo: bool = False, **options: Any) -> Any:
-    return host.run(host.operations.try_acquire_all(claims(host, keys, **options), undo=undo))
+    return host.run(host.operations.attempting.try_acquire_all(claims(host, keys, **options), undo=undo))
 
 
 def waiting_for(
     host: Host, keys: str, *, timeout: float | None = None, **options: Any
 ) -> Paused[tuple[Granted, ...]]:
     """Somebody who wants them all, has found one taken, and stands in line by now."""
-    operation = host.operations.acquire_all(
+    operation = host.operations.acquiring.acquire_all(
         claims(host, keys, **options), now=host.now(), timeout=timeout, poll_interval=1.0, undo=True
     )
     return until_waiting(host.start(operation))
@@ -44,7 +44,7 @@ def leases(host: Host, keys: str) -> list[Lease]:
 
 
 def release_all(host: Host, keys: str) -> Any:
-    return host.run(host.operations.release_all(leases(host, keys), confirmed=True))
+    return host.run(host.operations.releasing.release_all(leases(host, keys), confirmed=True))
 
 
 def holders(world: World, keys: str) -> dict[str, list[str]]:
@@ -64,7 +64,9 @@ def test_locks_never_used_before_are_taken_together_with_two_requests(world: Wor
 
 def test_if_one_is_busy_none_is_taken_and_the_refusal_says_which_and_by_whom(world: World) -> None:
     Host(world, "prod/etl").run(
-        Host(world, "prod/etl").operations.try_acquire(claims(Host(world, "prod/etl"), "b")[0], undo=False)
+        Host(world, "prod/etl").operations.attempting.try_acquire(
+            claims(Host(world, "prod/etl"), "b")[0], undo=False
+        )
     )
 
     busy = take_all(Host(world, "me"), "abc")
@@ -135,8 +137,8 @@ def test_a_caller_that_gives_up_undoes_what_may_have_been_taken(world: World) ->
 
 def test_one_that_was_broken_before_the_answer_was_heard_is_taken_again(world: World) -> None:
     me, person = Host(world, "me"), Host(world, "person")
-    taking = me.start(me.operations.try_acquire_all(claims(me, "ab"), undo=False)).step()
-    person.run(person.operations.break_("b", "me"))
+    taking = me.start(me.operations.attempting.try_acquire_all(claims(me, "ab"), undo=False)).step()
+    person.run(person.operations.admin.break_("b", "me"))
 
     granted = taking.finish()
 
@@ -227,7 +229,7 @@ def test_who_draws_at_the_same_time_draws_again(world: World) -> None:
     holder, one, two = (Host(world, name) for name in ("holder", "one", "two"))
     take_all(holder, "ab")
     drawing = one.start(
-        one.operations.acquire_all(
+        one.operations.acquiring.acquire_all(
             claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, undo=True
         )
     )
@@ -248,7 +250,7 @@ def test_of_two_sets_one_comes_first_in_every_queue(world: World, requests: int)
     take_all(holder, "ab")
     already = len(world.sent)
     first = one.start(
-        one.operations.acquire_all(
+        one.operations.acquiring.acquire_all(
             claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, undo=True
         )
     )
@@ -271,7 +273,7 @@ def test_a_set_is_kept_and_given_back_with_one_request_each(world: World) -> Non
     take_all(me, "abc")
     world.sent.clear()
 
-    assert isinstance(me.run(me.operations.heartbeat_all(leases(me, "abc"))), Renewed)
+    assert isinstance(me.run(me.operations.renewing.heartbeat_all(leases(me, "abc"))), Renewed)
     assert release_all(me, "abc") == [Released()] * 3
 
     assert world.actions() == ["TransactWriteItems"] * 2
@@ -281,9 +283,9 @@ def test_a_set_is_kept_and_given_back_with_one_request_each(world: World) -> Non
 def test_a_set_of_which_one_is_lost_is_lost(world: World) -> None:
     me, person = Host(world, "me"), Host(world, "person")
     take_all(me, "abc")
-    person.run(person.operations.break_("b", "me"))
+    person.run(person.operations.admin.break_("b", "me"))
 
-    assert isinstance(me.run(me.operations.heartbeat_all(leases(me, "abc"))), Lost)
+    assert isinstance(me.run(me.operations.renewing.heartbeat_all(leases(me, "abc"))), Lost)
     assert [type(each) for each in release_all(me, "abc")] == [Released, Lost, Released]
 
 
@@ -292,7 +294,7 @@ def test_a_heartbeat_of_a_set_keeps_all_of_them_alive(world: World) -> None:
     take_all(me, "ab")
     for _ in range(6):
         world.now += 15.0
-        assert isinstance(me.run(me.operations.heartbeat_all(leases(me, "ab"))), Renewed)
+        assert isinstance(me.run(me.operations.renewing.heartbeat_all(leases(me, "ab"))), Renewed)
 
     assert isinstance(take_all(Host(world, "other"), "b"), Busy)
 
@@ -310,7 +312,7 @@ def test_a_release_whose_answer_is_lost_is_one(world: World, fate: str) -> None:
 def test_of_a_set_only_that_is_abandoned_which_processes_are_inside(world: World) -> None:
     me = Host(world, "me")
     take_all(me, "ab")
-    me.run(me.operations.enter("b", "me", "pid-1", 15_000))
+    me.run(me.operations.renewing.enter("b", "me", "pid-1", 15_000))
 
     outcomes = release_all(me, "ab")
 
@@ -320,9 +322,9 @@ def test_of_a_set_only_that_is_abandoned_which_processes_are_inside(world: World
 def test_the_keeper_of_a_set_keeps_what_is_left_of_it(world: World) -> None:
     me = Host(world, "me")
     take_all(me, "ab")
-    keeper = me.start(me.operations.keep(leases(me, "ab"), 10.0))
+    keeper = me.start(me.operations.renewing.keep(leases(me, "ab"), 10.0))
     keeper.step().step()
-    me.run(me.operations.enter("b", "me", "pid-1", 15_000))
+    me.run(me.operations.renewing.enter("b", "me", "pid-1", 15_000))
     release_all(me, "a")
     while world.now < 100.0:
         keeper.step()
@@ -335,8 +337,8 @@ def test_the_keeper_of_a_set_keeps_what_is_left_of_it(world: World) -> None:
 
 def test_what_is_left_of_a_set_that_was_lost_before_it_was_heard_of_is_given_back(world: World) -> None:
     me, person, thief = (Host(world, name) for name in ("me", "person", "thief"))
-    taking = me.start(me.operations.try_acquire_all(claims(me, "ab"), undo=True)).step()
-    person.run(person.operations.break_("b", "me"))
+    taking = me.start(me.operations.attempting.try_acquire_all(claims(me, "ab"), undo=True)).step()
+    person.run(person.operations.admin.break_("b", "me"))
     take_all(thief, "b")
 
     assert isinstance(taking.finish(), Busy)
@@ -354,7 +356,7 @@ def test_one_whose_record_is_damaged_leaves_the_others_to_their_own_end(world: W
         ExpressionAttributeNames={"#available": "available"},
         ExpressionAttributeValues={":text": {"S": "many"}},
     )
-    keeper = me.start(me.operations.keep(leases(me, "ab"), 10.0))
+    keeper = me.start(me.operations.renewing.keep(leases(me, "ab"), 10.0))
     while world.now < 100.0:
         keeper.step()
     assert isinstance(take_all(Host(world, "other"), "b"), Busy), "the other one is kept"

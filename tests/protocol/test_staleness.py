@@ -85,7 +85,7 @@ def test_a_stale_read_of_a_beating_holder_never_leads_to_a_reclaim(make_world: C
 
     dead = observer.observer.see(stale, _seen(observer.now()))
     assert [each.lease_id for each in dead] == ["a"], "so it seems"
-    reclaim = observer.operations.format.reclaim(observer.claim(), stale, dead, observer.stamp())
+    reclaim = observer.operations.requests.format.reclaim(observer.claim(), stale, dead, observer.stamp())
     assert observer.send(reclaim).refused
 
     assert isinstance(observer.take(), Busy)

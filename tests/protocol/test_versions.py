@@ -24,10 +24,10 @@ OPERATIONS: dict[str, Callable[[Host], Any]] = {
     "enter": lambda host: host.enter("pid-1", "newer"),
     "leave": lambda host: host.leave("pid-1", "newer"),
     "release": lambda host: host.release("newer"),
-    "break": lambda host: host.run(host.operations.break_(KEY, "newer")),
-    "set the capacity": lambda host: host.run(host.operations.set_capacity(KEY, 5)),
-    "forget": lambda host: host.run(host.operations.forget(KEY)),
-    "read": lambda host: host.run(host.operations.get(KEY)),
+    "break": lambda host: host.run(host.operations.admin.break_(KEY, "newer")),
+    "set the capacity": lambda host: host.run(host.operations.admin.set_capacity(KEY, 5)),
+    "forget": lambda host: host.run(host.operations.admin.forget(KEY)),
+    "read": lambda host: host.run(host.operations.requests.get(KEY)),
     "read the queue": lambda host: host.run(host.queue.reader.waiters(KEY)),
 }
 

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Stamp
-from airflow_dynamo_lock.core.foreign.dynamodb import Expiry, ForeignTable
+from airflow_dynamo_lock.core.foreign.dynamodb import ForeignTable
+from airflow_dynamo_lock.core.foreign.item import Expiry
 from airflow_dynamo_lock.core.foreign.values import milliseconds, text
 from airflow_dynamo_lock.core.model.record import Holder
 

@@ -1,7 +1,4 @@
-"""What people do to locks that they do not hold: break a lease, set a capacity, forget a record, list all locks.
-
-`Renewing` renews and releases leases, `Acquiring` acquires locks and waits for them; `Operations` has all of it.
-"""
+"""What people do to locks that they do not hold: break a lease, set a capacity, forget a record, list all locks."""
 
 from __future__ import annotations
 
@@ -10,10 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep
-from airflow_dynamo_lock.core.lock.acquire import Acquiring
-from airflow_dynamo_lock.core.lock.renew import ROUNDS
-from airflow_dynamo_lock.core.model.capacity import PLAIN_OR_SHARED, describe_kind
+from airflow_dynamo_lock.core.effects import (
+    Operation,
+    Reply,
+    Sleep,
+)
+from airflow_dynamo_lock.core.liveness import Observer
+from airflow_dynamo_lock.core.lock.requests import ROUNDS, Requests
+from airflow_dynamo_lock.core.model.capacity import (
+    PLAIN_OR_SHARED,
+    describe_kind,
+)
 from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockNotHeldError,
@@ -21,7 +25,10 @@ from airflow_dynamo_lock.core.model.errors import (
     LockUnavailableError,
 )
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
-from airflow_dynamo_lock.core.model.outcomes import Broken, CapacitySet
+from airflow_dynamo_lock.core.model.outcomes import (
+    Broken,
+    CapacitySet,
+)
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.log import log
@@ -32,27 +39,30 @@ _AHEAD_MS = 5_000
 
 
 @dataclass(frozen=True)
-class Operations(Acquiring):
-    """The operations on the locks of one table, as one process performs them."""
+class Admin:
+    """Administers the locks of one table."""
+
+    requests: Requests
+    observer: Observer
 
     def break_(self, key: str, lease_id: str) -> Operation[Broken]:
         """Take a lease away from whoever holds it.
 
         :raises LockNotHeldError: it is not among the holders.
         """
-        record = yield from self.get(key)
+        record = yield from self.requests.get(key)
         retried = False
         for _ in range(ROUNDS):
             holder = record.holders.get(lease_id) if record else None
             if holder is None:
                 break
             last = holder
-            reply: Reply = yield self.format.break_(key, holder, self.stamp())
+            reply: Reply = yield self.requests.format.break_(key, holder, self.requests.stamp())
             if not reply.refused:
                 return Broken(holder)
             retried |= reply.retried
             # In some formats a holder who beats in the meantime is another one.
-            record, _ = yield from self._record_after(key, reply, None)
+            record, _ = yield from self.requests.record_after(key, reply, None)
         if retried and (record is None or lease_id not in record.holders):
             return Broken(last)  # by the attempt before the refused one (rule R5)
         raise LockNotHeldError(
@@ -68,12 +78,12 @@ class Operations(Acquiring):
         """
         record: LockRecord | None = None
         for _ in range(ROUNDS):
-            record = yield from self.get(key)
-            stamp = self.stamp()
+            record = yield from self.requests.get(key)
+            stamp = self.requests.stamp()
             if record is None or (capacity is None and not record.capacity_pinned):
                 if capacity is None:
                     return CapacitySet(record or LockRecord(key, 1, 1, {}, token=0))
-                write = self.format.create(key, capacity, stamp)
+                write = self.requests.format.create(key, capacity, stamp)
             elif record.capacity_pinned and record.capacity == capacity:
                 return CapacitySet(record)
             elif record.holders and capacity is None:
@@ -88,10 +98,10 @@ class Operations(Acquiring):
                     f"its holders do not expect to share it. {record.describe()}."
                 )
             else:
-                write = self.format.set_capacity(key, capacity, record, stamp)
+                write = self.requests.format.set_capacity(key, capacity, record, stamp)
             reply: Reply = yield write
             if not reply.refused:
-                return CapacitySet(self.format.record(reply.output["Attributes"], reply.server_ms))
+                return CapacitySet(self.requests.format.record(reply.output["Attributes"], reply.server_ms))
         raise LockUnavailableError(
             f"The capacity of the lock {key!r} could not be set, since others changed it each time that it was tried.",
             maybe_applied=False,
@@ -106,23 +116,23 @@ class Operations(Acquiring):
         :param at_once: do not wait. The next token may then be smaller than the last one.
         """
         token_age_ms = ESTIMATE_BEHIND_MS + self.observer.max_clock_skew_ms
-        record = yield from self.get(key)  # which tells the server's time, too
+        record = yield from self.requests.get(key)  # which tells the server's time, too
         for _ in range(ROUNDS):
             if record is None:
                 return True
             if record.holders or record.queue_head is not None:
                 return False
             if not at_once:
-                now_ms = self.stamp().best_ms
+                now_ms = self.requests.stamp().best_ms
                 if record.token > now_ms + _AHEAD_MS:
                     return False
                 if (early_ms := record.token + token_age_ms - now_ms) > 0:
                     yield Sleep(early_ms / 1000)
-            latest_token = None if at_once else self.stamp().best_ms - token_age_ms
-            reply: Reply = yield self.format.forget(key, latest_token)
+            latest_token = None if at_once else self.requests.stamp().best_ms - token_age_ms
+            reply: Reply = yield self.requests.format.forget(key, latest_token)
             if not reply.refused:
                 return True
-            record = yield from self.get(key)
+            record = yield from self.requests.get(key)
         return False
 
     def page(
@@ -135,13 +145,13 @@ class Operations(Acquiring):
 
         :param on_damaged: told of each that cannot be read, and is left out; by default that is logged.
         """
-        reply: Reply = yield self.format.scan(cursor, prefix)
+        reply: Reply = yield self.requests.format.scan(cursor, prefix)
         records = []
         for item in reply.output.get("Items", ()):
             try:
-                record = self.format.record(item, reply.server_ms)
+                record = self.requests.format.record(item, reply.server_ms)
                 if not (
-                    self.format.has_queue and record.key.startswith(WAITING_PREFIX)
+                    self.requests.format.has_queue and record.key.startswith(WAITING_PREFIX)
                 ):  # processes of those who wait
                     records.append(record)
             except LockRecordError as damaged:

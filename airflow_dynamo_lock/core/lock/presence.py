@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_dynamo_lock.core.effects import Operation, Sleep
-from airflow_dynamo_lock.core.lock.acquire import Acquiring
+from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import LockError
 from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
@@ -33,7 +33,7 @@ class Presence:
     """What runs in the background while this process has waiters, or entries to remove."""
 
     queue: WaitQueue
-    locks: Acquiring
+    operations: Operations
 
     def maintain(self) -> Operation[None]:
         """Send the heartbeats of this process and remove its leftover entries, until neither is needed."""
@@ -53,11 +53,13 @@ class Presence:
             try:
                 if alive:
                     alive = not isinstance(
-                        (yield from self.locks.heartbeat(process, process, PRESENCE_MS)), Lost
+                        (yield from self.operations.renewing.heartbeat(process, process, PRESENCE_MS)), Lost
                     )
                 if not alive:
                     claim = Claim(process, process, "waiting", PRESENCE_MS, PRESENCE_MS, fair=False)
-                    alive = isinstance((yield from self.locks.try_acquire(claim, undo=False)), Granted)
+                    alive = isinstance(
+                        (yield from self.operations.attempting.try_acquire(claim, undo=False)), Granted
+                    )
                 beat_at = now + _PRESENCE_INTERVAL
             except LockError as failure:
                 log.warning(
@@ -66,7 +68,9 @@ class Presence:
         if alive:
             process = self.queue.own.process
             try:
-                yield from self.locks.release(process, process, 1, PRESENCE_MS, confirmed=False)
+                yield from self.operations.releasing.release(
+                    process, process, 1, PRESENCE_MS, confirmed=False
+                )
             except LockError as failure:
                 log.debug("The lease %s expires by itself: %s", process, failure)
 

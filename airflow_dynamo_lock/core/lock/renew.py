@@ -1,8 +1,4 @@
-"""Keep a lease, and give it back.
-
-Each write is repeated only where its refusal shows that the world has moved in our favour, so an uncontended heartbeat
-and release are one request each.
-"""
+"""Renew a lease: heartbeats, background heartbeats, processes that enter (R4, R8, R9)."""
 
 from __future__ import annotations
 
@@ -10,8 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep, Stamp, with_timeout
-from airflow_dynamo_lock.core.liveness import Observer
+from airflow_dynamo_lock.core.effects import (
+    Operation,
+    Reply,
+    Request,
+    Sleep,
+    Stamp,
+    with_timeout,
+)
+from airflow_dynamo_lock.core.lock.requests import CONFLICT_PAUSE, ROUNDS, Requests, time_left
 from airflow_dynamo_lock.core.model.claim import Change
 from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,
@@ -22,93 +25,32 @@ from airflow_dynamo_lock.core.model.errors import (
     LockValueError,
 )
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
-from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed
-from airflow_dynamo_lock.core.model.record import Holder, LockRecord
-from airflow_dynamo_lock.core.queue.queue import WaitQueue
-from airflow_dynamo_lock.core.table.format import Format
+from airflow_dynamo_lock.core.model.outcomes import (
+    Draining,
+    Lost,
+    Renewed,
+)
+from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.log import log
-
-#: How often a write that is refused, but sees a reason to in the refusal, is tried again.
-ROUNDS = 8
-#: Seconds to wait for another transaction on the same records, the first time.
-CONFLICT_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
 class Renewing:
-    """What a holder does, and whoever acts for him.
+    """Renews leases. Every renewal is one conditional write; it is repeated only after a refusal that allows that."""
 
-    :ivar format: builds the requests and reads the records.
-    :ivar stamp: makes what each write attempt has of its own, anew for each.
-    :ivar observer: what this process has seen of holders.
-    :ivar line: where this process stands in line.
-    """
-
-    format: Format
-    stamp: Callable[[], Stamp]
-    observer: Observer
-    queue: WaitQueue
-
-    def get(self, key: str) -> Operation[LockRecord | None]:
-        """The lock as it is now, None if it has never been used or is long forgotten."""
-        reply: Reply = yield self.format.get(key)
-        item = reply.output.get("Item")
-        return self.format.record(item, reply.server_ms) if item else None
-
-    def _record_after(
-        self, key: str, reply: Reply, within: float | None
-    ) -> Operation[tuple[LockRecord | None, Reply]]:
-        """The lock as the refusal showed it, or, where the engine does not show it, as a read finds it (rule R2)."""
-        item = reply.output.get("Item")
-        if not item:
-            reply = yield with_timeout(self.format.get(key), within)
-            item = reply.output.get("Item")
-        return (self.format.record(item, reply.server_ms) if item else None), reply
-
-    def _write(self, write: Callable[[Stamp], Request]) -> Operation[Reply]:
-        """Send a write, and again with a fresh stamp where a transaction on the record was in its way."""
-        for attempt in range(1, ROUNDS):
-            try:
-                reply: Reply = yield write(self.stamp())
-                return reply
-            except LockConflictError as conflict:
-                if conflict.maybe_applied:
-                    raise
-            yield Sleep(CONFLICT_PAUSE * attempt)
-        reply = yield write(self.stamp())
-        return reply
-
-    def _fresh_stamp(self, key: str, most_ms: int, until: float | None) -> Operation[Stamp]:
-        """A stamp by a server time that is not too old. If it is, as after a night's sleep of the machine, ask first:
-        the host's clock may have drifted by a tenth of the time since, and an early stamp makes a living holder look
-        dead.
-
-        :param most_ms: how old it may be. A holder does without a tenth of its lease, so it may be as old as a lease.
-        :raises LockUnavailableError: the answers came without a ``Date``, or took longer than that.
-        """
-        for _ in range(ROUNDS):
-            if (stamp := self.stamp()).is_fresh(most_ms):
-                return stamp
-            yield with_timeout(self.format.get(key), _left(until, stamp.at))
-        raise LockUnavailableError(
-            f"The server's time is needed to write to the lock {key!r}, but {ROUNDS} answers did not tell it within "
-            f"{most_ms / 1000:g} s: see whether a proxy removes the header Date, or take a longer lease.",
-            maybe_applied=False,
-        )
-
-    # -- keep ---------------------------------------------------------------------------------------------------
+    requests: Requests
 
     def heartbeat(
         self, key: str, lease_id: str, lease_ms: int, *, until: float | None = None
     ) -> Operation[Renewed | Lost]:
         """Show that the holder lives."""
-        outcome = yield from self._renew(
-            key, lease_id, lease_ms, partial(self.format.heartbeat, key, lease_id, lease_ms), until
+        outcome = yield from self.renew(
+            key, lease_id, lease_ms, partial(self.requests.format.heartbeat, key, lease_id, lease_ms), until
         )
         assert not isinstance(outcome, Draining)  # it does not mind
         return outcome
 
-    def _renew(
+    def renew(
         self,
         key: str,
         lease_id: str,
@@ -134,9 +76,9 @@ class Renewing:
         :raises LockValueError: that would shorten the lease.
         """
         seen: str | None = None
-        stamp = yield from self._fresh_stamp(key, lease_ms, until)
+        stamp = yield from self.requests.fresh_stamp(key, lease_ms, until)
         for attempt in range(1, ROUNDS + 1):
-            left = _left(until, stamp.at)
+            left = time_left(until, stamp.at)
             try:
                 reply: Reply = yield with_timeout(write(stamp, seen), left)
             except LockConflictError as conflict:
@@ -144,12 +86,12 @@ class Renewing:
                 if conflict.maybe_applied or attempt == ROUNDS or (left is not None and left <= pause):
                     raise
                 yield Sleep(pause)
-                stamp = yield from self._fresh_stamp(key, lease_ms, until)
+                stamp = yield from self.requests.fresh_stamp(key, lease_ms, until)
                 continue
             if not reply.refused:
-                record = self.format.record(reply.output["Attributes"], reply.server_ms)
+                record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
                 return Renewed(record.holders[lease_id], stamp.at)
-            found, _ = yield from self._record_after(key, reply, _left(until, reply.received_at))
+            found, _ = yield from self.requests.record_after(key, reply, time_left(until, reply.received_at))
             holder = found.holders.get(lease_id) if found is not None else None
             if holder is None or not holder.ours:
                 return Lost(found)
@@ -163,7 +105,7 @@ class Renewing:
                     f"shorter ({change.lease_ms / 1000:g} s), since somebody may count on it."
                 )
             seen = holder.version
-            stamp = yield from self._fresh_stamp(key, lease_ms, until)
+            stamp = yield from self.requests.fresh_stamp(key, lease_ms, until)
             if until is not None and stamp.at >= until:
                 break
         raise LockUnavailableError(
@@ -200,8 +142,8 @@ class Renewing:
         named = lease.key, lease.lease_id, lease.lease_ms
         if change is None:
             return (yield from self.heartbeat(*named, until=until))
-        write = partial(self.format.heartbeat_unless_draining, *named, change=change)
-        return (yield from self._renew(*named, write, until, unless_draining=True, change=change))
+        write = partial(self.requests.format.heartbeat_unless_draining, *named, change=change)
+        return (yield from self.renew(*named, write, until, unless_draining=True, change=change))
 
     def _renew_all(
         self, leases: Sequence[Lease], until: float | None, change: Change | None = None
@@ -209,18 +151,20 @@ class Renewing:
         """Beat for leases of which none is draining, in one transaction. When it was sent; None if it is refused."""
         most_ms = min(each.lease_ms for each in leases)
         while True:
-            yield from self._fresh_stamp(leases[0].key, most_ms, until)
-            stamps = [self.stamp() for _ in leases]
+            yield from self.requests.fresh_stamp(leases[0].key, most_ms, until)
+            stamps = [self.requests.stamp() for _ in leases]
             if all(each.is_fresh(most_ms) for each in stamps):
                 break
         writes = [
-            self.format.heartbeat_unless_draining(
+            self.requests.format.heartbeat_unless_draining(
                 lease.key, lease.lease_id, lease.lease_ms, stamp, change=change or Change()
             )
             for lease, stamp in zip(leases, stamps, strict=True)
         ]
         try:
-            reply: Reply = yield with_timeout(self.format.transaction(writes), _left(until, stamps[0].at))
+            reply: Reply = yield with_timeout(
+                self.requests.format.transaction(writes), time_left(until, stamps[0].at)
+            )
         except LockRecordError:
             return None  # one of the records is damaged
         return None if reply.refused else stamps[0].at
@@ -307,113 +251,8 @@ class Renewing:
         self, key: str, lease_id: str, process: str, lease_ms: int, *, until: float | None = None
     ) -> Operation[Renewed | Draining | Lost]:
         """Note that a guarded process is inside (rule R8)."""
-        write = partial(self.format.enter, key, lease_id, process, lease_ms)
-        return (yield from self._renew(key, lease_id, lease_ms, write, until, unless_draining=True))
-
-    # -- give back ----------------------------------------------------------------------------------------------
-
-    def leave(
-        self, key: str, lease_id: str, process: str, slots: int, lease_ms: int, grace_ms: int
-    ) -> Operation[Released | Renewed | Lost]:
-        """Note that a guarded process has left; the last one to leave an abandoned lease releases it (rule R8)."""
-        reply = yield from self._write(partial(self.format.leave, key, lease_id, process, lease_ms))
-        if reply.refused:
-            record, _ = yield from self._record_after(key, reply, None)
-            return Lost(record)
-        holder = self.format.record(reply.output["Attributes"], reply.server_ms).holders[lease_id]
-        if holder.draining and not holder.processes:
-            outcome = yield from self.release(key, lease_id, slots, grace_ms, confirmed=True)
-            if not isinstance(outcome, Draining):
-                return outcome
-        return Renewed(holder, reply.sent_at)
-
-    def release(
-        self, key: str, lease_id: str, slots: int, grace_ms: int, *, confirmed: bool
-    ) -> Operation[Released | Draining | Lost]:
-        """Give the slots back; while processes are inside, abandon the lease instead (rule R8).
-
-        :param confirmed: somebody was told of the grant.
-        """
-        release = partial(self.format.release, key, lease_id, slots, confirmed=confirmed)
-        retried = False
-        try:
-            reply = yield from self._write(release)
-        except LockUnavailableError as unknown:
-            if not unknown.maybe_applied:
-                raise
-            retried = True
-            reply = yield from self._write(release)
-        if not reply.refused:
-            return Released()
-        retried |= reply.retried
-        record, _ = yield from self._record_after(key, reply, None)
-        holder = record.holders.get(lease_id) if record is not None else None
-        if holder is not None and holder.ours:
-            slots = holder.slots  # a lease that came from elsewhere may say another number
-            if holder.cooling_down:
-                return Released(holder.hold_until_ms)
-            stamp = self.stamp()
-            # Not longer than was asked for, should the time have been a wrong clock's.
-            until_ms = holder.hold_until_ms or 0
-            rest_ms = min(until_ms - stamp.best_ms, until_ms - (holder.acquired_at_ms or 0))
-            if not holder.processes and rest_ms > 0:
-                reply = yield from self._write(partial(self.format.cool_down, key, holder, rest_ms))
-                if reply.refused:
-                    return (yield from self.release(key, lease_id, slots, grace_ms, confirmed=confirmed))
-                return Released(holder.hold_until_ms)
-            if not holder.processes and 0 < until_ms <= stamp.best_ms:
-                # The time is over; the first write was refused because its sender did not know the server's time.
-                return (yield from self.release(key, lease_id, slots, grace_ms, confirmed=confirmed))
-            abandon = partial(self.format.drain, key, lease_id, grace_ms)
-            outcome = yield from self._renew(key, lease_id, grace_ms, abandon, None, unless_draining=True)
-            if isinstance(outcome, Draining) or (isinstance(outcome, Renewed) and outcome.holder.processes):
-                return Draining(outcome.holder)
-            if isinstance(outcome, Renewed):
-                # The last process left between the two writes and could not know that it was to release.
-                return (yield from self.release(key, lease_id, slots, grace_ms, confirmed=confirmed))
-            record = outcome.record
-        # Not there: the attempt before the refused one has removed it, or it was gone already (rule R5).
-        return Released() if retried else Lost(record)
-
-    def release_all(
-        self, leases: Sequence[Lease], *, confirmed: bool
-    ) -> Operation[list[Released | Draining | Lost]]:
-        """Give all of them back, in one request if that is possible for all of them."""
-        unsure = False
-        if len(leases) > 1:
-            releases = [
-                self.format.release(each.key, each.lease_id, each.slots, self.stamp(), confirmed=confirmed)
-                for each in leases
-            ]
-            try:
-                reply: Reply = yield self.format.transaction(releases)
-                if not reply.refused:
-                    return [Released() for _ in leases]
-                unsure = reply.retried
-            except LockUnavailableError as unknown:
-                unsure = unknown.maybe_applied
-            except LockRecordError as damaged:
-                log.debug("Giving %s back one by one: %s", LeaseSet(tuple(leases)), damaged)
-        outcomes: list[Released | Draining | Lost] = []
-        broken: LockRecordError | None = None
-        for lease in leases:
-            try:
-                outcome = yield from self.release(
-                    lease.key, lease.lease_id, lease.slots, lease.grace_ms, confirmed=confirmed
-                )
-            except LockRecordError as damaged:
-                broken = damaged  # no reason to leave the others
-                continue
-            # Not there: the transaction has removed it (rule R5).
-            outcomes.append(Released() if unsure and isinstance(outcome, Lost) else outcome)
-        if broken is not None:
-            raise broken
-        return outcomes
-
-
-def _left(until: float | None, now: float) -> float | None:
-    """The seconds until then, for a request."""
-    return None if until is None else max(0.0, until - now)
+        write = partial(self.requests.format.enter, key, lease_id, process, lease_ms)
+        return (yield from self.renew(key, lease_id, lease_ms, write, until, unless_draining=True))
 
 
 def _as_renewed(lease: Lease) -> Holder:

@@ -1,0 +1,144 @@
+"""Look at locks, administer them, set up their table: the methods that both clients have."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from airflow_dynamo_lock.client.clock import monotonic
+from airflow_dynamo_lock.client.options import (
+    Mode,
+)
+from airflow_dynamo_lock.client.tasks import AsyncRuntime
+from airflow_dynamo_lock.core.model import arguments
+from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
+from airflow_dynamo_lock.core.model.errors import LockRecordError
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
+from airflow_dynamo_lock.core.table import schema
+
+
+class AsyncTable(AsyncRuntime):
+    """Looks at the locks of one table and administers them."""
+
+    @property
+    def table(self) -> str:
+        """The name of the lock table, or of the bucket."""
+        return self._core.table
+
+    @property
+    def region_name(self) -> str | None:
+        """The AWS region of the SDK client."""
+        region: str | None = self._client.meta.region_name
+        return region
+
+    async def create_table(self, *, timeout: Seconds = 60.0, streams: bool = False) -> None:  # noqa: ASYNC109
+        """Create the lock table (on-demand, TTL on), and wait until it is active. An existing table is only checked.
+
+        :param timeout: seconds to wait for the table.
+        :param streams: with a stream of its changes, for clients with `streams`.
+        :raises LockTableError: it is not active in time, or exists with other keys or without the stream.
+        """
+        patience = seconds("timeout", timeout)
+        await self._run(schema.create(self._core.format, now=monotonic(), timeout=patience, streams=streams))
+
+    async def check_table(self) -> None:
+        """Check that the table exists and can hold locks.
+
+        :raises LockTableError: it cannot; the message says what was expected and what was found.
+        """
+        await self._run(schema.check(self._core.format))
+
+    async def describe_table(self) -> Mapping[str, Any]:
+        """DynamoDB's description of the table (``DescribeTable``)."""
+        return await self._run(schema.describe(self._core.table))
+
+    async def forget(self, key: str) -> bool:
+        """Delete the record of a lock. Without this, DynamoDB deletes it a week after its last use.
+
+        The call waits until `max_clock_skew` + 3 s after the last grant, 13 s by default, so that the next token is
+        larger than the last one.
+
+        :param key: the lock.
+        :returns: True if there is no record any more; False if somebody holds the lock or waits for it.
+        """
+        return await self._run(self._core.administration.forget(key))
+
+    async def break_lock(self, key: str, lease_id: str) -> Holder:
+        """Take a lease away from its holder: for people who know that its work must not go on, or does not.
+
+        Until the holder notices, at its next heartbeat, its work and a successor's may overlap.
+
+        :param key: the lock.
+        :param lease_id: the lease, as the record shows it.
+        :returns: the holder as it was.
+        :raises LockNotHeldError: that lease is not among the holders.
+        """
+        return await self._run(self._core.administration.break_lock(key, lease_id))
+
+    async def set_capacity(self, key: str, capacity: int | None) -> LockRecord:
+        """Set the capacity of a semaphore, also while it is held. It overrides the capacity of all claims until the
+        record is deleted, a week after its last use.
+
+        If the capacity is less than what is held, no holder loses its lease: new ones are granted when enough slots
+        were released.
+
+        :param key: the lock.
+        :param capacity: the number of slots; None lets the claims decide again.
+        :returns: the lock as it is now.
+        :raises CapacityMismatchError: the lock is in use, and not as a semaphore; or it is in use, and `capacity` is
+            None.
+        """
+        return await self._run(self._core.administration.set_capacity(key, capacity))
+
+    async def get(self, key: str) -> LockRecord | None:
+        """The lock as it is now; None if it was never used or its record was deleted.
+
+        :param key: the lock.
+        """
+        return await self._run(self._core.operations.requests.get(self._core.format.checked_key(key)))
+
+    async def find(self, key: str, lease_id: str) -> Lease:
+        """The lease of that id, for a program that knows no more of it. Its token is the last one of the lock. It is
+        not valid before it was renewed here.
+
+        :param key: the lock.
+        :param lease_id: the lease.
+        :raises LockNotHeldError: that lease is not among the holders.
+        """
+        return await self._run(self._core.administration.find(key, lease_id))
+
+    async def look(
+        self, key: str, *, slots: int = 1, mode: Mode = "exclusive"
+    ) -> tuple[LockRecord | None, bool]:
+        """The lock as it is now, and whether slots could be acquired: free ones, or those of dead holders.
+
+        :param key: the lock.
+        :param slots: number of slots.
+        :param mode: ``"shared"`` asks for a reader.
+        """
+        return await self._run(self._core.administration.look(key, slots, mode))
+
+    async def waiters(self, key: str) -> list[Waiter]:
+        """The lock's queue of waiters, the next one first.
+
+        :param key: the lock.
+        """
+        return await self._run(self._core.queue.reader.waiters(self._core.format.checked_key(key)))
+
+    async def list_locks(
+        self, prefix: str = "", *, on_damaged: Callable[[LockRecordError], None] | None = None
+    ) -> AsyncIterator[LockRecord]:
+        """All locks of the table, held and free. Reads the whole table.
+
+        :param prefix: only keys that begin with this.
+        :param on_damaged: called with the error of each record that cannot be read; by default it is logged.
+        """
+        arguments.checked_text("The prefix", prefix)
+        cursor: Mapping[str, Any] | None = None
+        while True:
+            records, cursor = await self._run(self._core.operations.admin.page(cursor, prefix, on_damaged))
+            for record in records:
+                yield record
+            if not cursor:
+                return

@@ -1,0 +1,105 @@
+"""What a client does to locks that it does not hold: look, wait, find a lease, break it, set a capacity, forget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_dynamo_lock.client.clock import monotonic
+from airflow_dynamo_lock.client.options import Mode
+from airflow_dynamo_lock.core.effects import Operation, ServerClock
+from airflow_dynamo_lock.core.lock.operations import Operations
+from airflow_dynamo_lock.core.model import arguments
+from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
+from airflow_dynamo_lock.core.model.errors import (
+    LockNotHeldError,
+)
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord
+from airflow_dynamo_lock.core.table.format import Format
+from airflow_dynamo_lock.log import log
+
+
+@dataclass(frozen=True)
+class Administration:
+    """Arguments in, one operation on a lock, its result out."""
+
+    format: Format
+    operations: Operations
+    clock: ServerClock
+
+    def wait(
+        self, key: str, slots: int, mode: Mode, timeout: Seconds | None, poll_interval: Seconds
+    ) -> Operation[LockRecord | None]:
+        """See `LockClient.wait`."""
+        slots, capacity = _wanted(slots, mode)
+        return self.operations.acquiring.wait(
+            self.format.checked_key(key),
+            slots,
+            capacity,
+            now=monotonic(),
+            timeout=None if timeout is None else seconds("timeout", timeout, zero=True),
+            poll_interval=seconds("poll_interval", poll_interval),
+        )
+
+    def find(self, key: str, lease_id: str) -> Operation[Lease]:
+        """See `LockClient.find`."""
+        arguments.checked_id("A lease id", lease_id)
+        record = yield from self.operations.requests.get(self.format.checked_key(key))
+        holder = record.holders.get(lease_id) if record else None
+        if record is None or holder is None or holder.acquired_at_ms is None:
+            raise LockNotHeldError(
+                f"The lease {lease_id} does not hold the lock {key!r}. {record.describe() if record else 'Not locked'}."
+            )
+        return Lease(
+            key=key,
+            lease_id=lease_id,
+            token=record.token,
+            owner=holder.owner,
+            slots=holder.slots,
+            capacity=max(holder.slots, record.capacity),
+            lease_ms=holder.lease_ms,
+            grace_ms=holder.grace_ms,
+            acquired_at_ms=holder.acquired_at_ms,
+            took_over=holder.took_over,
+        )
+
+    def look(self, key: str, slots: int, mode: Mode) -> Operation[tuple[LockRecord | None, bool]]:
+        """See `LockClient.look`."""
+        slots, capacity = _wanted(slots, mode)
+        return self.operations.acquiring.look(self.format.checked_key(key), slots, capacity)
+
+    def break_lock(self, key: str, lease_id: str) -> Operation[Holder]:
+        """See `LockClient.break_lock`."""
+        arguments.checked_id("A lease id", lease_id)
+        broken = yield from self.operations.admin.break_(self.format.checked_key(key), lease_id)
+        log.warning(
+            "Broke the lock %r, held by %s (lease %s): until that holder notices, at its next heartbeat, its work and "
+            "a successor's may overlap.",
+            key,
+            broken.holder.describe(self.clock.at(monotonic())),
+            lease_id,
+        )
+        return broken.holder
+
+    def forget(self, key: str) -> Operation[bool]:
+        """See `LockClient.forget`."""
+        return self.operations.admin.forget(self.format.checked_key(key))
+
+    def set_capacity(self, key: str, capacity: int | None) -> Operation[LockRecord]:
+        """See `LockClient.set_capacity`."""
+        self.format.checked_capacity()
+        if capacity is not None:
+            arguments.checked_slots(1, capacity)
+        outcome = yield from self.operations.admin.set_capacity(self.format.checked_key(key), capacity)
+        if capacity is None:
+            log.warning("The capacity of the lock %r is again what those who acquire it say.", key)
+        else:
+            log.warning("Set the capacity of the lock %r to %d.", key, capacity)
+        return outcome.record
+
+
+def _wanted(slots: int, mode: Mode) -> tuple[int, int | None]:
+    """What one who only looks wants to see free, and of how many; of as many as there are, if it is not to share."""
+    if mode == "shared":
+        return arguments.checked_mode(mode, slots, slots)
+    return arguments.checked_mode(mode, slots, slots)[0], None

@@ -1,0 +1,147 @@
+"""From the options of a call to a claim on a lock; and the leases that an owner may acquire again."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import dataclass, replace
+
+from airflow_dynamo_lock.client.options import ClaimOptions, Keys, Mode
+from airflow_dynamo_lock.core.model import arguments
+from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.errors import (
+    LockValueError,
+)
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.outcomes import (
+    StillHeld,
+)
+from airflow_dynamo_lock.core.table.format import Format
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Makes claims from options, with a client's defaults.
+
+    :ivar owner: the holder's name.
+    :ivar lease: how long a lease lasts after a heartbeat, in seconds.
+    :ivar heartbeat: seconds between heartbeats; None for a share of the lease.
+    :ivar grace: how long a draining lease lasts, in seconds.
+    """
+
+    format: Format
+    owner: str
+    lease: float
+    heartbeat: float | None
+    grace: float
+
+    def of(self, key: Keys, options: ClaimOptions) -> list[Claim]:
+        """The claims of a call: one, or one for each key of a set.
+
+        :raises LockValueError: an option that can never work.
+        """
+        if isinstance(key, str) or not isinstance(key, (list, tuple)):
+            return [self._one(key, options)]
+        if arguments.checked_flag("reentrant", options.get("reentrant", False)):
+            raise LockValueError("A set of locks cannot be acquired again: reentrant is for one key.")
+        keys = arguments.checked_keys(key)
+        if len(keys) > 1:
+            self.format.checked_set()
+        first = self._one(keys[0], options)
+        return [replace(first, key=each) for each in keys]
+
+    def _one(self, key: str, options: ClaimOptions) -> Claim:
+        lease_id = options.get("lease_id")
+        lease_id = str(uuid.uuid4()) if lease_id is None else arguments.checked_id("A lease id", lease_id)
+        data, about, attempt_of = options.get("data"), options.get("about") or {}, options.get("attempt_of")
+        for name, value in (("data", data), ("about", about)):
+            arguments.checked_map(name, value)
+        for text in (*about.values(), *([] if attempt_of is None else [attempt_of])):
+            arguments.checked_text("What describes a holder", text)
+        if unknown := options.keys() - ClaimOptions.__annotations__.keys():
+            known = ", ".join(ClaimOptions.__annotations__)
+            raise LockValueError(f"There is no option {sorted(unknown)[0]!r} for a lock; there are {known}.")
+        slots, capacity = options.get("slots", 1), options.get("capacity", 1)
+        mode: Mode = options.get("mode", "exclusive")
+        slots, capacity = arguments.checked_mode(mode, slots, capacity)
+        arguments.checked_flag("reentrant", options.get("reentrant", False))
+        wanted = options.get("lease")
+        lease = arguments.checked_lease("lease", self.lease if wanted is None else wanted, slots, capacity)
+        if self.heartbeat is not None:
+            arguments.checked_heartbeat(self.heartbeat, lease)
+        claim = Claim(
+            key=self.format.checked_key(key),
+            lease_id=lease_id,
+            owner=arguments.checked_text("The owner", options.get("owner") or self.owner),
+            lease_ms=milliseconds(lease),
+            grace_ms=milliseconds(_or_default("release_grace", options.get("release_grace"), self.grace)),
+            slots=slots,
+            capacity=capacity,
+            data=data,
+            about=about,
+            attempt_of=attempt_of,
+            min_hold_ms=0
+            if (hold := options.get("min_hold")) is None
+            else milliseconds(seconds("min_hold", hold)),
+            fair=arguments.checked_flag("fair", options.get("fair", True)),
+            priority=arguments.checked_priority(options.get("priority", 0)),
+            only_existing=arguments.checked_flag("only_existing", options.get("only_existing", False)),
+        )
+        return self.format.checked_claim(claim)
+
+
+@dataclass
+class _Held:
+    """A lease that its owner may acquire again, and how often it has."""
+
+    lease: Lease
+    times: int = 1
+
+
+class ReentrantLeases:
+    """The leases that their owners may acquire again. Threads of one owner share them."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._lock = threading.Lock()
+
+    def add(self, lease: Lease) -> None:
+        """Let the lease's owner acquire it again."""
+        with self._lock:
+            self._held[lease.key, lease.owner] = _Held(lease)
+
+    def again(self, claim: Claim) -> Lease | None:
+        """The lease that the owner holds already, if it may have it again."""
+        with self._lock:
+            held = self._held.get((claim.key, claim.owner))
+            if held is None or not held.lease.remaining():
+                return None
+            lease = held.lease
+            if (lease.slots, lease.capacity) != (claim.slots, claim.capacity):
+                raise LockValueError(
+                    f"{claim.owner} holds the lock {claim.key!r} already, with {lease.slots} of {lease.capacity} "
+                    f"slots; it cannot be acquired again with {claim.slots} of {claim.capacity}: ask for the same."
+                )
+            held.times += 1
+            return lease
+
+    def released_once(self, lease: Lease) -> StillHeld | None:
+        """Whether its owner still holds it, having acquired it more often than that."""
+        with self._lock:
+            held = self._held.get((lease.key, lease.owner))
+            if held is None or held.lease.lease_id != lease.lease_id:
+                return None
+            held.times -= 1
+            if held.times:
+                return StillHeld(held.times)
+            del self._held[lease.key, lease.owner]
+            return None
+
+
+def _or_default(name: str, value: Seconds | None, default: float) -> float:
+    return default if value is None else seconds(name, value)
+
+
+def milliseconds(value: float) -> int:
+    return max(1, round(value * 1000))

@@ -1,0 +1,309 @@
+"""One attempt to acquire a lock, or several together: what to write, and what to write after a refusal (R2).
+
+An uncontended attempt is one request, and so is one that is refused because the lock is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_dynamo_lock.core.effects import (
+    Operation,
+    Reply,
+    Request,
+    Sleep,
+    with_timeout,
+)
+from airflow_dynamo_lock.core.liveness import Observer
+from airflow_dynamo_lock.core.lock.confirm import Confirming, Seen, Take
+from airflow_dynamo_lock.core.lock.release import Releasing
+from airflow_dynamo_lock.core.lock.requests import CONFLICT_PAUSE, ROUNDS, Requests
+from airflow_dynamo_lock.core.model.capacity import (
+    choose_dead,
+    compatible,
+    has_capacity,
+    with_pinned_capacity,
+)
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.errors import (
+    LockNotFoundError,
+    LockUnavailableError,
+    LockValueError,
+)
+from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.outcomes import (
+    Busy,
+    Granted,
+)
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
+from airflow_dynamo_lock.core.queue.queue import WaitQueue
+from airflow_dynamo_lock.core.queue.view import View
+from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, QUEUE_IGNORED
+from airflow_dynamo_lock.core.table.grant_writes import MAX_REMOVED
+from airflow_dynamo_lock.log import log
+
+# What a caller that gives up still spends on undoing an acquire whose fate it does not know, in seconds.
+UNDO_WITHIN = 3.0
+
+
+@dataclass(frozen=True)
+class Attempting:
+    """Attempts to acquire locks.
+
+    :ivar observer: what this process has seen of holders (R3).
+    :ivar queue: the queues, and this process's entries in them.
+    """
+
+    requests: Requests
+    releasing: Releasing
+    confirming: Confirming
+    observer: Observer
+    queue: WaitQueue
+
+    def try_acquire(
+        self, claim: Claim, *, within: float | None = None, undo: bool
+    ) -> Operation[Granted | Busy]:
+        """`try_acquire_all` of one lock."""
+        outcome = yield from self.try_acquire_all((claim,), within=within, undo=undo)
+        return outcome if isinstance(outcome, Busy) else outcome[0]
+
+    def try_acquire_all(
+        self,
+        claims: Sequence[Claim],
+        *,
+        within: float | None = None,
+        undo: bool,
+        mine: Mapping[str, Waiter] | None = None,
+    ) -> Operation[tuple[Granted, ...] | Busy]:
+        """Take the locks, all or none, if they are free or their holders are dead, and nobody is to have them first.
+
+        :param claims: of different keys, with the same lease id.
+        :param within: seconds that the caller has for each request.
+        :param undo: on a failure that leaves it open whether the write was applied, give the lease back (rule R5).
+            Only for a lease id that nobody else can be using: two processes of Airflow may run the same attempt.
+        :param mine: where in each key's line the caller stands, if it does.
+        :raises CapacityMismatchError: one is in use with another capacity, or in another mode.
+        """
+        try:
+            if len(claims) > 1:
+                return (yield from self._take_all(claims, within, mine or {}, undo=undo))
+            outcome = yield from self._take(claims[0], within, (mine or {}).get(claims[0].key))
+            return outcome if isinstance(outcome, Busy) else (outcome,)
+        except BaseException as failure:
+            if undo and _maybe_applied(failure):
+                yield from self.undo(claims)
+            raise
+
+    def undo(self, claims: Sequence[Claim]) -> Operation[None]:
+        """Give back what may have been taken, and what nobody was told of (rule R5)."""
+        releases = [self._undo_one(each) for each in claims]
+        try:
+            if len(claims) > 1:
+                reply: Reply = yield with_timeout(self.requests.format.transaction(releases), UNDO_WITHIN)
+                if not reply.refused:
+                    return
+            for release in releases:
+                yield with_timeout(release, UNDO_WITHIN)
+        except Exception as failure:
+            names = ", ".join(repr(each.key) for each in claims)
+            log.debug("Could not undo the acquire of %s (lease %s): %s", names, claims[0].lease_id, failure)
+
+    def _undo_one(self, claim: Claim) -> Request:
+        """Give back what nobody was told of. It need not be held for a while, as what was granted has to be."""
+        if not claim.min_hold_ms:
+            return self.requests.format.release(
+                claim.key, claim.lease_id, claim.slots, self.requests.stamp(), confirmed=False
+            )
+        holder = Holder(
+            claim.lease_id, claim.owner, claim.slots, claim.lease_ms, claim.grace_ms, "", acquired_at_ms=None
+        )
+        return self.requests.format.break_(claim.key, holder, self.requests.stamp())
+
+    def _take(self, claim: Claim, within: float | None, mine: Waiter | None) -> Operation[Granted | Busy]:
+        """Write, and learn from each refusal what to write next. Who stands in line looks first."""
+        busy: Busy | None = None
+        write = None if mine is not None else self._first_take(claim)
+        for _ in range(ROUNDS):
+            seen: Seen | None = None
+            if write is not None:
+                reply: Reply = yield with_timeout(write.request, within)
+                if not reply.refused:
+                    record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
+                    granted = yield from self.confirming.granted(write, record, reply, within)
+                    if granted is not None:
+                        return granted
+                seen = yield from self.requests.record_after(claim.key, reply, within)
+                busy = None if seen[0] is None else Busy(seen[0])
+            choice = yield from self._consider(claim, seen, mine, within)
+            if isinstance(choice, Busy):
+                return choice
+            write = choice
+        # Others were quicker each time. That is contention, and waiting is the answer to it.
+        return busy or _contended(claim)
+
+    def _take_all(
+        self, claims: Sequence[Claim], within: float | None, mine: Mapping[str, Waiter], *, undo: bool
+    ) -> Operation[tuple[Granted, ...] | Busy]:
+        """As `_take`, in one transaction. It tells no tokens, so they are read afterwards."""
+        taken = False
+        writes: dict[str, Take] = {}
+        seen: dict[str, Seen] = {}
+        unclear = [] if not mine else list(claims)
+        if not mine:
+            writes = {each.key: self._first_take(each) for each in claims}
+        for attempt in range(ROUNDS):
+            for claim in unclear:
+                choice = yield from self._consider(claim, seen.get(claim.key), mine.get(claim.key), within)
+                if isinstance(choice, Busy):
+                    if taken and undo:
+                        yield from self.undo(claims)  # some were lost before it could be told of any
+                    return choice
+                writes[claim.key] = choice
+            try:
+                request = self.requests.format.transaction([writes[each.key].request for each in claims])
+                reply: Reply = yield with_timeout(request, within)
+            except LockUnavailableError as conflict:
+                if conflict.maybe_applied or attempt + 1 == ROUNDS:
+                    raise
+                # Another transaction is at work on one of the keys.
+                yield Sleep(CONFLICT_PAUSE * (attempt + 1))
+                unclear = []
+                continue
+            if reply.refused:
+                reasons = dict(
+                    zip((each.key for each in claims), reply.output["CancellationReasons"], strict=True)
+                )
+                unclear = [
+                    each for each in claims if reasons[each.key].get("Code") == "ConditionalCheckFailed"
+                ]
+                seen = {}
+                for claim in unclear:
+                    shown = replace(reply, output=reasons[claim.key])
+                    seen[claim.key] = yield from self.requests.record_after(claim.key, shown, within)
+                continue
+            unclear, taken = list(claims), True
+            seen = yield from self.confirming.records(claims, within)
+            granted = yield from self.confirming.granted_all(writes, seen, within)
+            if granted is not None:
+                return granted
+        return _contended(claims[0])
+
+    def _first_take(self, claim: Claim) -> Take:
+        """Of a lock of which nothing is known: most are free."""
+        stamp = self.requests.stamp()
+        turn = QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
+        return Take(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, turn))
+
+    def _consider(
+        self, claim: Claim, seen: Seen | None, mine: Waiter | None, within: float | None
+    ) -> Operation[Take | Busy]:
+        """What to write next for a claim, or nothing, since the lock is busy.
+
+        :param seen: the lock as an answer has just shown it; None if it is not known.
+        :param mine: where the caller stands in line.
+        """
+        if seen is not None and (seen[0] is None or seen[0].queue_head is None or not claim.fair):
+            return (yield from self._choose(claim, *seen, None, within))
+        view = yield from self.queue.reader.look(claim, mine, within)
+        self.queue.discard(claim.key, view.dead)
+        if not view.standing and mine is not None:
+            yield from self.queue.enqueue([mine], within)
+        return (yield from self._choose(claim, view.record, view.reply, view, within))
+
+    def _choose(
+        self,
+        claim: Claim,
+        record: LockRecord | None,
+        reply: Reply,
+        view: View | None,
+        within: float | None,
+    ) -> Operation[Take | Busy]:
+        """What to write for a claim, given the lock as an answer has just shown it; or nothing, since it is busy.
+
+        :param view: the line, if it matters.
+        """
+        turn = view.turn if view is not None else QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
+        ahead = view.ahead if view is not None and claim.fair else ()
+        stamp = self.requests.stamp()
+        if record is None and claim.only_existing:
+            raise LockNotFoundError.of(claim.key)
+        if record is None:
+            return Take(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, turn))
+        claim = with_pinned_capacity(claim, record)
+        mine = record.holders.get(claim.lease_id)
+        if mine is not None:
+            if mine.draining:
+                return Busy(record)
+            if (mine.slots, record.capacity) != (claim.slots, claim.capacity):
+                raise LockValueError(
+                    f"The lease {claim.lease_id} of the lock {claim.key!r} has {mine.slots} of {record.capacity} "
+                    f"slots already, not {claim.slots} of {claim.capacity}: use another lease id for another claim."
+                )
+            return Take(claim, stamp, self.requests.format.reacquire(claim, mine, stamp))
+        earlier = [each for each in record.holders.values() if claim.supersedes(each) and not each.draining]
+        if earlier:
+            for holder in earlier:
+                log.info(
+                    "Lease %s of %r ends: a later attempt acquires.",
+                    holder.lease_id,
+                    claim.key,
+                )
+                yield from self.releasing.release(
+                    claim.key, holder.lease_id, holder.slots, holder.grace_ms, confirmed=False
+                )
+            if ahead:
+                return Busy(record, ahead)
+            return Take(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
+        dead = self.observer.see(record, reply)
+        if not has_capacity(record, dead, claim.slots, claim.capacity):
+            return Busy(record, ahead)
+        leave = sum(each.slots for each in ahead)
+        if ahead and (
+            not all(compatible(each.capacity, claim.capacity) for each in ahead)
+            or not has_capacity(record, dead, claim.slots + leave, claim.capacity)
+        ):
+            return Busy(record, ahead)
+        if not record.holders:
+            return Take(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
+        has_room = record.capacity == claim.capacity and record.available >= claim.slots + leave
+        clears = claim.capacity == SHARED and dead
+        if has_room and not clears:
+            return Take(claim, stamp, self.requests.format.acquire_slots(claim, stamp, record, turn, leave))
+        victims = choose_dead(claim, record, dead, leave)
+        if len(victims) > MAX_REMOVED and not has_room:
+            return (yield from self._clear(claim, record, victims, view, within))
+        victims = victims[:MAX_REMOVED]
+        write = self.requests.format.reclaim(claim, record, victims, stamp, turn, leave)
+        return Take(claim, stamp, write, () if has_room else victims)
+
+    def _clear(
+        self,
+        claim: Claim,
+        record: LockRecord,
+        dead: Sequence[Holder],
+        view: View | None,
+        within: float | None,
+    ) -> Operation[Take | Busy]:
+        """Remove some of the dead holders, of whom there are too many for one write, and choose again."""
+        some = dead[-MAX_REMOVED:]
+        reply: Reply = yield with_timeout(
+            self.requests.format.remove_dead(claim.key, some, self.requests.stamp()), within
+        )
+        if reply.refused:
+            # One of them lives, or somebody else removes them.
+            return Busy(record)
+        log.info("Removed %d dead holders of the lock %r.", len(some), claim.key)
+        record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
+        return (yield from self._choose(claim, record, reply, view, within))
+
+
+def _contended(claim: Claim) -> Busy:
+    return Busy(LockRecord(claim.key, claim.capacity, claim.capacity, {}, token=0))
+
+
+def _maybe_applied(failure: BaseException) -> bool:
+    """Whether a write that ended like this may have taken effect: no answer came, or nobody waited for it."""
+    if isinstance(failure, LockUnavailableError):
+        return failure.maybe_applied
+    return not isinstance(failure, (Exception, GeneratorExit))
