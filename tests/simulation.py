@@ -31,6 +31,7 @@ from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW, Observer
 from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.lock.presence import Presence
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.edits import Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,
     LockConflictError,
@@ -252,11 +253,11 @@ class Host:
 
     def beat(self, lease_id: str | None = None, *, lease_ms: int = 30_000) -> Any:
         """Send a heartbeat: `Renewed` or `Lost`."""
-        return self.run(self.operations.renewing.heartbeat(KEY, lease_id or self.name, lease_ms))
+        return self.run(self.operations.renewing.renew(KEY, lease_id or self.name, lease_ms, Heartbeat()))
 
     def enter(self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000) -> Any:
         """Let a process enter: `Renewed`, `Draining` or `Lost`."""
-        return self.run(self.operations.renewing.enter(KEY, lease_id or self.name, process, lease_ms))
+        return self.run(self.operations.renewing.renew(KEY, lease_id or self.name, lease_ms, Enter(process)))
 
     def leave(self, process: str, lease_id: str | None = None, *, slots: int = 1) -> Any:
         """Let a process leave: `Released`, `Renewed` or `Lost`."""

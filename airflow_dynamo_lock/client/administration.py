@@ -15,6 +15,7 @@ from airflow_dynamo_lock.core.model.errors import (
 )
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
+from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.log import log
 
@@ -87,7 +88,7 @@ class Administration:
 
     def set_capacity(self, key: str, capacity: int | None) -> Operation[LockRecord]:
         """See `LockClient.set_capacity`."""
-        self.format.checked_capacity()
+        require(self.format, Feature.SLOTS)
         if capacity is not None:
             arguments.checked_slots(1, capacity)
         outcome = yield from self.operations.admin.set_capacity(self.format.checked_key(key), capacity)

@@ -11,6 +11,7 @@ from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.errors import LockAccessError, LockUnavailableError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
+from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.core.wait.poller import EndListener
 
 
@@ -69,7 +70,7 @@ class AsyncLockClient(AsyncLeases, AsyncTable):
         """
         lease_id = arguments.checked_id("A lease id", lease_id)
         key = self._core.format.checked_key(key)
-        if self._core.format.has_queue:
+        if Feature.QUEUE in self._core.format.features:
             await self._run(self._core.queue.dequeue_attempt(key, lease_id))
             self._maintain_queue_entries()
 

@@ -17,6 +17,7 @@ from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import (
     StillHeld,
 )
+from airflow_dynamo_lock.core.table.features import Feature, checked_claim, require
 from airflow_dynamo_lock.core.table.format import Format
 
 
@@ -47,7 +48,7 @@ class Claims:
             raise LockValueError("A set of locks cannot be acquired again: reentrant is for one key.")
         keys = arguments.checked_keys(key)
         if len(keys) > 1:
-            self.format.checked_set()
+            require(self.format, Feature.SETS)
         first = self._one(keys[0], options)
         return [replace(first, key=each) for each in keys]
 
@@ -88,7 +89,7 @@ class Claims:
             priority=arguments.checked_priority(options.get("priority", 0)),
             only_existing=arguments.checked_flag("only_existing", options.get("only_existing", False)),
         )
-        return self.format.checked_claim(claim)
+        return checked_claim(self.format, claim)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.lock.presence import Presence
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
-from airflow_dynamo_lock.core.model.claim import Change
+from airflow_dynamo_lock.core.model.edits import Change, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,
     LockError,
@@ -44,6 +44,8 @@ from airflow_dynamo_lock.core.model.outcomes import (
 )
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
+from airflow_dynamo_lock.core.table.features import Feature, require
+from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.core.wait.poller import Poller
 from airflow_dynamo_lock.core.wait.stream import StreamReader
 from airflow_dynamo_lock.log import log
@@ -197,17 +199,10 @@ class ClientCore:
         assert term is not None
         if term.lost:
             lease.check()  # once lost, always lost: a heartbeat would only keep others waiting
-        change = None
-        if duration is not None or data is not None:
-            lease_ms = None
-            if duration is not None:
-                for each in leases:
-                    lease_ms = milliseconds(
-                        arguments.checked_lease("duration", duration, each.slots, each.capacity)
-                    )
-            change = Change(lease_ms, arguments.checked_map("data", data))
-            leases = [replace(each, lease_ms=lease_ms or each.lease_ms) for each in leases]
-        outcome = yield from self.operations.renewing.heartbeat_all(leases, change=change)
+        edit = _edit(self.format, leases, duration, data)
+        if isinstance(edit, Change) and edit.lease_ms is not None:
+            leases = [replace(each, lease_ms=edit.lease_ms) for each in leases]
+        outcome = yield from self.operations.renewing.renew_all(leases, edit)
         if isinstance(outcome, Draining):
             raise LockLostError(
                 f"The lock {leases[0].key!r} (lease {leases[0].lease_id}) is being given back: "
@@ -240,7 +235,9 @@ class ClientCore:
     def keep(self, lease: Lease | LeaseSet, interval: Seconds) -> Operation[Draining | Lost]:
         """See `AsyncLockClient.keep`."""
         every = self.interval(lease, interval)
-        return self.operations.renewing.keep([each.checked() for each in leases_of(lease)], every)
+        return self.operations.renewing.keep_for_processes(
+            [each.checked() for each in leases_of(lease)], every
+        )
 
     def enter(self, lease: Lease, process: str) -> Operation[Lease]:
         """See `LockClient.enter`. Who is inside counts on no more than the grace (rule R9): by then, an abandoned
@@ -248,8 +245,8 @@ class ClientCore:
         arguments.checked_id("A process's id", process)
         lease = lease.checked()
         lease = replace(lease, lease_ms=min(lease.lease_ms, lease.grace_ms), term=Term(monotonic))
-        outcome = yield from self.operations.renewing.enter(
-            lease.key, lease.lease_id, process, lease.lease_ms
+        outcome = yield from self.operations.renewing.renew(
+            lease.key, lease.lease_id, lease.lease_ms, Enter(process)
         )
         if isinstance(outcome, Draining):
             raise LockLostError(
@@ -361,3 +358,18 @@ def in_same_process(process: int) -> None:
     """
     if os.getpid() != process:
         raise LockError("A fork cannot go on with an operation that its parent process began.")
+
+
+def _edit(
+    format: Format, leases: list[Lease], duration: Seconds | None, data: Mapping[str, Any] | None
+) -> Heartbeat | Change:
+    """What a renewal changes, with its arguments checked."""
+    if duration is None and data is None:
+        return Heartbeat()
+    lease_ms = None
+    if duration is not None:
+        for each in leases:
+            lease_ms = milliseconds(arguments.checked_lease("duration", duration, each.slots, each.capacity))
+    if arguments.checked_map("data", data):
+        require(format, Feature.DATA)
+    return Change(lease_ms, data)

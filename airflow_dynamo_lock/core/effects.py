@@ -1,8 +1,8 @@
-"""What an operation asks of the world, and what it is told.
+"""Effects: the requests, sleeps and waits that an operation asks its driver for.
 
-An operation is a generator: ``reply = yield request``. A driver (`client/sync.py`, `client/aio.py`, or a simulator)
-carries the effect out and sends the matching answer in; if that fails it throws a typed error in instead.
-All times called ``…_at`` are seconds on the driver's monotonic clock, which keeps counting while the machine sleeps.
+An operation is a generator: ``reply = yield request``. A driver (`client/threads.py`, `client/tasks.py`, or a
+simulator) carries out each effect and sends the answer in; if the effect fails, the driver throws a typed error in.
+All times named ``…_at`` are seconds on the driver's monotonic clock, which keeps counting while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """One call of the DynamoDB API, in the SDK's own words. Answered by `Reply`.
+    """One call of the DynamoDB API, in the SDK's own terms. Answered by `Reply`.
 
-    :ivar action: the API action, e.g. ``UpdateItem``.
-    :ivar params: its parameters, attribute values in DynamoDB's typed form.
-    :ivar within: seconds after which the caller stops waiting for the answer; None leaves it to the SDK's timeouts.
+    :ivar action: API action, for example ``UpdateItem``.
+    :ivar params: parameters of the action; attribute values are in DynamoDB's typed form.
+    :ivar within: timeout in seconds; None leaves it to the SDK's timeouts.
     """
 
     action: str
@@ -34,7 +34,7 @@ class Request:
 
 
 def with_timeout(request: Request, seconds: float | None) -> Request:
-    """The request, with so much time to be answered in."""
+    """The request with this timeout; unchanged if `seconds` is None."""
     return request if seconds is None else Request(request.action, request.params, seconds)
 
 
@@ -42,10 +42,10 @@ def with_timeout(request: Request, seconds: float | None) -> Request:
 class Reply:
     """The answer to a `Request`.
 
-    :ivar output: what the SDK returned. For a refused write, ``{"Item": …}`` where the engine showed the item.
-    :ivar refused: the write's condition did not hold; nothing was changed *by the last attempt*.
-    :ivar retried: the SDK sent the request more than once, so an attempt before the refused one may have been applied.
-    :ivar server_ms: the ``Date`` header of this very response, epoch milliseconds; None where there was none.
+    :ivar output: the SDK's response. For a refused write, ``{"Item": …}`` if DynamoDB returned the item.
+    :ivar server_ms: ``Date`` header of this response, epoch milliseconds; None if it had none.
+    :ivar refused: the write's condition did not hold, so *the last attempt* changed nothing.
+    :ivar retried: the SDK sent the request more than once, so an earlier attempt may have been applied.
     """
 
     output: Mapping[str, Any]
@@ -58,22 +58,23 @@ class Reply:
 
 @dataclass(frozen=True)
 class Sleep:
-    """Do nothing for so many seconds. Answered by the time (monotonic seconds) when it was over."""
+    """Pause for this number of seconds. Answered by the time at its end (monotonic seconds)."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class WaitForSlots:
-    """Wait until the lock seems to have room, as the shared poller sees it (`watch.py`), or the time is up.
+    """Wait until the shared poller (`core/wait/poller.py`) sees enough free slots, or until the timeout.
 
-    Answered by the time (monotonic seconds). A woken waiter has to try: only a write decides.
+    Answered by the time at its end (monotonic seconds). A woken waiter still has to try: only a write decides.
 
-    :ivar slots: how many slots the waiter needs.
-    :ivar capacity: of how many; None for one who does not take them and goes by what the lock has.
-    :ivar takes: it is about to take them, so those behind it are not woken for the same slots.
-    :ivar place: where it stands in line (`line.py`); None if it does not.
-    :ivar on_position: called with the position in the queue each time that it may have changed.
+    :ivar slots: number of slots that the waiter needs.
+    :ivar takes: the waiter acquires the slots when woken, so waiters behind it are not woken for the same slots.
+    :ivar seconds: timeout; None waits without a limit.
+    :ivar capacity: capacity that the waiter claims; None for a waiter that acquires nothing and accepts any capacity.
+    :ivar place: the waiter's place in the queue, as in `core.table.position`; None if it has none.
+    :ivar on_position: called with the position in the queue whenever it may have changed.
     """
 
     key: str
@@ -88,24 +89,25 @@ class WaitForSlots:
 
 @dataclass(frozen=True)
 class Callback:
-    """Call a user of this package back, outside of whatever guards the operation. What he raises is thrown in."""
+    """Run a caller's function outside of the operation's error handling. The driver throws in what it raises."""
 
     call: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What each single write attempt has of its own. A resend under the *same* version would not show observers that
-    the holder was alive the second time (rule R3), so every attempt gets a new one.
+    """The id and the time of one write attempt.
 
-    :ivar version: a fresh random id.
-    :ivar server_ms: DynamoDB's time as this process estimates it, epoch milliseconds; None if it has seen no ``Date``.
-    :ivar host_ms: the host's wall clock, epoch milliseconds. Good enough for people to read; never for deciding who is
-        dead.
-    :ivar at: when it was made, monotonic seconds. The lease counts from then, not from when the write was sent: a
-        process may be stopped in between, and others go by what the record says (rule R4).
-    :ivar answered: this process has had an answer before. If it still knows no server time, then no answer tells it.
-    :ivar age: seconds since the server's time was told; the host's clock has drifted since.
+    Every attempt gets a new stamp: a second attempt under the *same* version would not prove to observers that the
+    holder was alive at that time (R3, proof of death).
+
+    :ivar version: fresh random id.
+    :ivar server_ms: DynamoDB's time as this process estimates it, epoch milliseconds; None before the first ``Date``.
+    :ivar host_ms: the host's wall clock, epoch milliseconds. For people to read, never to decide whether a holder died.
+    :ivar at: when the stamp was made, monotonic seconds. The lease counts from then, not from when the write was sent:
+        the process may be stopped in between, and other processes judge by the record (R4, the holder gives up first).
+    :ivar answered: this process has received a response before. If it still knows no server time, responses have none.
+    :ivar age: seconds since the estimate was last corrected; the host's clock has drifted since.
     """
 
     version: str
@@ -116,7 +118,7 @@ class Stamp:
     age: float = 0.0
 
     def is_fresh(self, most_ms: int) -> bool:
-        """Whether the server's time was told no longer ago than that; or cannot be known, since no answer tells it."""
+        """Whether the estimate is at most `most_ms` old, or no response ever has a ``Date``."""
         return self.answered and (self.server_ms is None or self.age * 1000 <= most_ms)
 
     @property
@@ -126,12 +128,12 @@ class Stamp:
 
     @property
     def undated(self) -> bool:
-        """Whether this process has had answers, and none of them had a ``Date``."""
+        """Whether this process has received responses, and none of them had a ``Date``."""
         return self.answered and self.server_ms is None
 
     @property
     def jitter(self) -> float:
-        """A number from 0…1, as random as the version: so that the pauses of many processes do not fall into step."""
+        """A number from 0 to 1, as random as the version. It keeps the pauses of many processes out of step."""
         return crc32(self.version.encode()) / 2**32
 
 
@@ -141,10 +143,10 @@ Operation = Generator[Effect, Any, T]
 
 @dataclass
 class ServerClock:
-    """DynamoDB's time: the last ``Date`` header seen plus the monotonic time since (rule R3).
+    """Estimate of DynamoDB's time: the last ``Date`` header plus the monotonic time since (R3, proof of death).
 
-    Counted from when the request was *sent*: however long its answer took, the estimate is then behind by no more than
-    the second to which the header is exact. An early stamp would make a live holder look dead, a late one would not.
+    The time counts from when the request was *sent*, so a slow response makes the estimate late, never early (but for
+    the one second to which the header is exact). An early stamp would make a live holder look dead.
     """
 
     _ahead_ms: float | None = field(default=None)
@@ -152,13 +154,13 @@ class ServerClock:
     told_at: float = field(default=-math.inf)
 
     def note(self, reply: Reply) -> None:
-        """Take in the ``Date`` of a response."""
+        """Correct the estimate by the ``Date`` of a response."""
         self.answered = True
         if reply.server_ms is not None:
             self._ahead_ms = reply.server_ms - reply.sent_at * 1000
             self.told_at = reply.sent_at
 
     def at(self, now: float) -> int | None:
-        """Server time at monotonic `now`, epoch milliseconds; None if no ``Date`` was ever seen."""
+        """Server time at monotonic `now`, epoch milliseconds; None before the first ``Date``."""
         ahead_ms = self._ahead_ms  # read once: other threads write it
         return None if ahead_ms is None else int(ahead_ms + now * 1000)

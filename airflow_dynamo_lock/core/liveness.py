@@ -1,13 +1,17 @@
-"""When a holder is dead (rule R3): its silence is proven, by what was observed or by the server's own time.
+"""R3 (proof of death): when a holder counts as dead.
 
-What this rests on: (a) *observation* needs that the observer's monotonic clock and the holder's run at the same rate
-to within `limits.MARGIN`; (b) *server time* needs that the clocks of DynamoDB's servers agree to within
-`max_clock_skew`, less 5 s: the 3 s by which a stamp may be early, and the 2 s by which one that arrives late may be
-older than the one whose place it takes. A process whose answers have no ``Date`` shows no stamp, so its holders are
-judged by observation alone. No host's wall clock is ever relied on: a process's first write has nothing else to stamp
-with, but counts as a grant only after the answer has shown the clock to be right, or it has been put right
-(`Operations._granted`). Being wrong here is caught once more: a reclaim is conditional on the dead holder's version, so
-one that beat in the meantime wins.
+There are two proofs, each with an assumption of its own:
+
+- *Observation*: this process saw the same version for a whole lease. The monotonic clocks of observer and holder must
+  run at the same rate to within `limits.MARGIN`.
+- *Server time*: DynamoDB's time has passed the end of the lease. The clocks of DynamoDB's servers must agree to within
+  `max_clock_skew` less 5 s: a stamp may be 3 s early, and a write that arrives late may carry a stamp 2 s older than
+  the one that it replaces. A holder whose responses have no ``Date`` writes no stamp: only observation proves that it
+  is dead.
+
+No wall clock of a host decides. The first write of a process has no other stamp, so the grant counts only after the
+response has confirmed that clock, or after the stamp was corrected (`core/lock/confirm.py`). A wrong verdict is caught
+once more: a reclaim is conditional on the dead holder's version, so a heartbeat in the meantime wins.
 """
 
 from __future__ import annotations
@@ -22,23 +26,23 @@ from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 #: By how much the ``Date`` headers of two DynamoDB servers may differ, in seconds.
 MAX_CLOCK_SKEW = 10.0
 
-# Enough for every lock that a process waits for; beyond it the longest unseen are forgotten, which costs a newcomer
-# without server time one more lease of watching, never safety.
+# Number of locks whose holders are remembered. Forgetting one costs a longer wait where responses have no `Date`,
+# never safety.
 _REMEMBERED = 20_000
 
 
-class _Seen(NamedTuple):
-    """A holder, as this process has seen it. Times are monotonic seconds.
+class _Sighting(NamedTuple):
+    """What this process knows of a holder's present version. Times are monotonic seconds.
 
-    :ivar since: when its present version was first seen.
-    :ivar beaten_after: a moment before the heartbeat that wrote this version.
-    :ivar looked_at: when the last look was sent.
+    :ivar since: when the version was first seen.
+    :ivar renewed_after: a moment before the heartbeat that wrote the version.
+    :ivar read_at: when the last read was sent.
     """
 
     version: str
     since: float
-    beaten_after: float
-    looked_at: float
+    renewed_after: float
+    read_at: float
 
 
 class Observer:
@@ -46,43 +50,43 @@ class Observer:
 
     def __init__(self, max_clock_skew: float = MAX_CLOCK_SKEW) -> None:
         self.max_clock_skew_ms = int(max_clock_skew * 1000)
-        self._seen: OrderedDict[str, dict[str, _Seen]] = OrderedDict()
+        self._sightings: OrderedDict[str, dict[str, _Sighting]] = OrderedDict()
 
     def see(self, record: LockRecord, reply: Reply) -> list[Holder]:
-        """Take in a record as `reply` delivered it, and say which of its holders are dead."""
-        before = self._seen.pop(record.key, {})
-        now: dict[str, _Seen] = {}
+        """Remember the holders of a record that `reply` delivered. Returns the dead ones."""
+        before = self._sightings.pop(record.key, {})
+        now: dict[str, _Sighting] = {}
         dead = []
         for lease_id, holder in record.holders.items():
             last = before.get(lease_id)
             if last is not None and last.version == holder.version:
-                seen = last._replace(looked_at=reply.sent_at)
+                sighting = last._replace(read_at=reply.sent_at)
             else:
-                # Counted from when the answer *arrived*: the beat was sent before that.
-                beaten_after = -math.inf if last is None else last.looked_at
-                seen = _Seen(holder.version, reply.received_at, beaten_after, reply.sent_at)
-            now[lease_id] = seen
-            # … up to when the question that found it unchanged was *sent*: the answer is no older than that.
-            silent = holder.lease_ms > 0 and (reply.sent_at - seen.since) * 1000 >= holder.lease_ms
-            # Who has beaten within a lease is alive, whatever time an answer gives.
-            may_be_silent = (reply.received_at - seen.beaten_after) * 1000 >= holder.lease_ms
+                # The silence begins when the response *arrived*: the heartbeat was sent before.
+                renewed_after = -math.inf if last is None else last.read_at
+                sighting = _Sighting(holder.version, reply.received_at, renewed_after, reply.sent_at)
+            now[lease_id] = sighting
+            # It lasts until the next read was *sent*: its response is no older than that.
+            silent = holder.lease_ms > 0 and (reply.sent_at - sighting.since) * 1000 >= holder.lease_ms
+            # A holder that this process saw change within the last lease is alive, whatever a `Date` says.
+            may_be_silent = (reply.received_at - sighting.renewed_after) * 1000 >= holder.lease_ms
             if silent or (may_be_silent and self._outlived(holder, reply.server_ms)):
                 dead.append(holder)
         if now:
-            self._seen[record.key] = now
-            if len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
+            self._sightings[record.key] = now
+            if len(self._sightings) > _REMEMBERED:
+                self._sightings.popitem(last=False)
         return dead
 
     def next_death(self, record: LockRecord, reply: Reply) -> float:
-        """When the first of those that `see` has just found alive is dead, if it stays silent: monotonic seconds."""
+        """When the first of the live holders would be dead without a further heartbeat: monotonic seconds."""
         deaths = [math.inf]
-        for lease_id, seen in self._seen.get(record.key, {}).items():
+        for lease_id, sighting in self._sightings.get(record.key, {}).items():
             holder = record.holders.get(lease_id)
             if holder is None:
                 continue  # another thread has seen a newer record since
             if holder.lease_ms > 0:
-                deaths.append(seen.since + holder.lease_ms / 1000)
+                deaths.append(sighting.since + holder.lease_ms / 1000)
             if reply.server_ms is not None and (end_ms := self._end_ms(holder)) is not None:
                 left_ms = end_ms - reply.server_ms
                 deaths.append(reply.received_at + left_ms / 1000 + 1)  # a `Date` has whole seconds
@@ -93,11 +97,11 @@ class Observer:
         return server_ms is not None and end_ms is not None and server_ms > end_ms
 
     def _end_ms(self, holder: Holder) -> int | None:
-        """After which time of the server's a holder is dead; None if that cannot be told."""
-        if holder.expires_at_ms is not None:  # by his own clock, which may be behind
+        """Server time after which a holder is dead, epoch milliseconds; None if the record does not show it."""
+        if holder.expires_at_ms is not None:  # by the clock of the holder's host, which may be behind
             return holder.expires_at_ms + self.max_clock_skew_ms
         if holder.renewed_at_ms is None:
             return None
-        # Nobody works any more under a lease that only rests.
+        # No process works under a lease that is cooling down, so no margin is needed.
         skew_ms = 0 if holder.cooling_down else self.max_clock_skew_ms
         return holder.renewed_at_ms + holder.lease_ms + skew_ms

@@ -393,7 +393,7 @@ def test_table_create_makes_one_that_check_finds_good(shell: Shell, key: str) ->
         (["capacity", "k", "0"], "capacity must be a whole number of at least 1"),
         (["nonsense"], "No such command 'nonsense'"),
         (["get", "k", "--format", "redis"], "'redis' is not one of"),
-        (["waiters", "k", "--format", "awsflock"], "cannot have a line"),
+        (["waiters", "k", "--format", "awsflock"], "cannot have a queue"),
         (["capacity", "k", "3", "--format", "s3"], "more than one slot"),
         (["acquire", "k", "--format", "dyndbmutex", "--data", '{"a": 1}'], "cannot keep data"),
         (["acquire", "a::-", "--format", "python-dynamodb-lock"], "'partition key::sort key'"),

@@ -40,16 +40,16 @@ def test_a_lease_whose_heartbeats_fail_is_in_danger_before_it_is_lost(
     make_client: MakeClient, proxy: Proxy, key: str
 ) -> None:
     """When a lease is in danger, and for how long, is in `test_monitor.py`, on a simulated clock."""
-    client = make_client(proxy, lease=2.0, heartbeat=0.3, sdk={"read_timeout": 0.2})
+    client = make_client(proxy, lease=6.0, heartbeat=0.3, sdk={"read_timeout": 0.2})
     dangers, losses = Dangers(), Losses()
     lease = client.acquire(key)
     with (
-        client.keep_alive(lease, on_danger=dangers, safe_time=1.2, on_lost=losses),
+        client.keep_alive(lease, on_danger=dangers, safe_time=5.0, on_lost=losses),
         proxy.hanging(_is_heartbeat),
     ):
         told, left = dangers.calls.get(timeout=PATIENCE)
         assert told.lease_id == lease.lease_id
-        assert left <= 1.2
+        assert left <= 5.0
         losses.one()
 
 

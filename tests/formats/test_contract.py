@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import boto3
@@ -26,6 +27,7 @@ from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from tests.client.clients import any_clock_skew
 from tests.formats import items
 from tests.formats.conftest import MakeClient, Place, places
+from tests.patience import PATIENCE, TooBusyError, on_time
 
 
 def test_one_holds_and_the_other_waits(client: LockClient, elsewhere: LockClient, key: str) -> None:
@@ -61,18 +63,27 @@ def test_the_refusal_names_the_holder(client: LockClient, elsewhere: LockClient,
 
 
 def test_heartbeats_keep_it_and_silence_loses_it(make_client: MakeClient, key: str) -> None:
-    holder = make_client(lease=1.5, max_clock_skew=0.5)
-    other = make_client(lease=1.5, max_clock_skew=0.5, owner="other")
-    lease = holder.acquire(key)
-    with holder.keep_alive(lease):
-        with pytest.raises(LockTimeoutError):
-            other.acquire(key, timeout=2.5, poll_interval=0.1)
-        lease.check()
-    successor = other.acquire(key, timeout=20, poll_interval=0.1)
-    assert lease.remaining() == 0, "the holder gave up before"
-    assert successor.took_over
-    with pytest.raises(LockLostError):
-        holder.renew(lease)
+    @on_time
+    def _(factor: int) -> None:
+        holder = make_client(lease=1.5 * factor, max_clock_skew=0.5)
+        other = make_client(lease=1.5 * factor, max_clock_skew=0.5, owner="other")
+        lease = holder.acquire(key)
+        with holder.keep_alive(lease):
+            try:
+                early = other.acquire(key, timeout=2.5 * factor, poll_interval=0.1)
+            except LockTimeoutError:
+                pass
+            else:
+                assert lease.remaining() == 0, "the holder gave up before"
+                other.release(early)
+                raise TooBusyError
+            if not lease.remaining():
+                raise TooBusyError
+        successor = other.acquire(key, timeout=PATIENCE, poll_interval=0.1)
+        assert lease.remaining() == 0, "the holder gave up before"
+        assert successor.took_over
+        with pytest.raises(LockLostError):
+            holder.renew(lease)
 
 
 @places(engine="moto")  # which tells its time
@@ -221,21 +232,30 @@ def test_a_dead_one_of_theirs_is_taken_after_its_lease(
 
 def test_one_that_beats_is_not_dead(make_client: MakeClient, place: Place, key: str) -> None:
     client = make_client(max_clock_skew=0.0)
-    ended = threading.Event()
 
-    def beat() -> None:
-        while not ended.wait(0.2):
-            items.put(place, key, items.held(place.format, lease=1))
+    @on_time
+    def _(factor: int) -> None:
+        ended = threading.Event()
+        written = [time.monotonic()]
 
-    items.put(place, key, items.held(place.format, lease=1))
-    beating = threading.Thread(target=beat)
-    beating.start()
-    try:
-        with pytest.raises(LockTimeoutError):
-            client.acquire(key, timeout=2.0, poll_interval=0.1)
-    finally:
-        ended.set()
-        beating.join()
+        def beat() -> None:
+            while not ended.wait(0.2):
+                items.put(place, key, items.held(place.format, lease=factor))
+                written.append(time.monotonic())
+
+        items.put(place, key, items.held(place.format, lease=factor))
+        beating = threading.Thread(target=beat)
+        beating.start()
+        try:
+            client.acquire(key, timeout=2.0 * factor, poll_interval=0.1)
+        except LockTimeoutError:
+            return
+        finally:
+            ended.set()
+            beating.join()
+        gaps = [later - sooner for sooner, later in pairwise([*written, time.monotonic()])]
+        assert max(gaps) >= factor / 2, "it was taken between heartbeats that came on time"
+        raise TooBusyError
 
 
 def test_who_writes_over_ours_has_it(client: LockClient, place: Place, key: str) -> None:

@@ -349,7 +349,7 @@ def _judge_grant(move: Move, lease: Lease, record: LockRecord, before: Item, aft
     assert now is not None
     assert now.token == lease.token
     # Where a host's clock has seeded it, nobody has heard of one that is ahead of the time.
-    assert lease.token > record.token or (record.unproven and record.token > lease.acquired_at_ms)
+    assert lease.token > record.token or (record.unverified and record.token > lease.acquired_at_ms)
     assert now.holders[lease.lease_id].slots == lease.slots
     reclaimed = {holder.lease_id for holder in lease.reclaimed}
     # Nobody was at work under those any more.

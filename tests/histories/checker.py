@@ -25,14 +25,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_dynamo_lock.core.model.capacity import PLAIN_OR_SHARED, compatible
 from airflow_dynamo_lock.core.model.errors import LockRecordError
+from airflow_dynamo_lock.core.model.kind import Kind, compatible
 from airflow_dynamo_lock.core.model.lease import Lease, Term
 from airflow_dynamo_lock.core.model.limits import MARGIN, SHARED, WAITING_PREFIX
 from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY
 from airflow_dynamo_lock.core.table.items import WAITER_ENTRY, waiter_record
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from airflow_dynamo_lock.core.table.position import number_of
+from airflow_dynamo_lock.core.table.position import ticket_of
 from tests.histories.dynamodb import Place
 from tests.histories.expressions import Item
 from tests.histories.world import BEGIN, Process, World
@@ -270,7 +270,7 @@ class QueueChecker:
                 and item["lease_id"]["S"] not in after["holders"]["M"]
                 and not self._held(key, item, look)
                 and (
-                    self._stands[key, entry] <= look or look < self.numbers.get((key, number_of(place)), look)
+                    self._stands[key, entry] <= look or look < self.numbers.get((key, ticket_of(place)), look)
                 )
                 and self._stands[key, entry] < self.sent - 4.0
                 and self._alive_since(key, entry, item, self.sent - 4.0)
@@ -301,7 +301,7 @@ class QueueChecker:
                 place = entry.removeprefix(WAITER_ENTRY)
         drawn = int(before["last_ticket"]["N"]) if "last_ticket" in before else 0
         if place is not None:
-            late = drawn > number_of(place)
+            late = drawn > ticket_of(place)
         else:
             # A number drawn before the look arrived was seen by it, or the write is refused.
             late = self.drew.get(key, -NEVER) > self._looked.get((self.sender, key), NEVER)
@@ -571,7 +571,7 @@ class Checker:
             self.queue.drew[key] = self.world.now
             if "last_ticket" in after:
                 self.queue.numbers[key, int(after["last_ticket"]["N"])] = self.world.now
-        alone = before is not None and old and int(before["capacity"]["N"]) in PLAIN_OR_SHARED
+        alone = before is not None and old and Kind.of(int(before["capacity"]["N"])) is not Kind.SEMAPHORE
         if alone and "capacity_pinned" in after and "capacity_pinned" not in (before or ()):
             self.wrong(f"{process.name} set the capacity of {key}, which somebody held alone")
         if before is not None and "capacity_pinned" in before and "capacity_pinned" not in after and new:

@@ -253,7 +253,7 @@ MUTATIONS = {
     ),
     "observe-to-reply": Mutation(
         "R3: silence is counted up to when the question was sent, and no longer",
-        _edited(Observer.see, ("(reply.sent_at - seen.since)", "(reply.received_at - seen.since)")),
+        _edited(Observer.see, ("(reply.sent_at - sighting.since)", "(reply.received_at - sighting.since)")),
         test="tests/protocol/test_staleness.py"
         "::test_silence_counts_from_when_the_first_answer_arrived_to_when_the_last_question_was_sent",
     ),
@@ -280,11 +280,7 @@ MUTATIONS = {
     ),
     "late-heartbeat": Mutation(
         "R3: a heartbeat that arrives late does not put its stamp in the place of a newer one",
-        lambda: [
-            patch_each
-            for method in ("heartbeat", "enter", "drain", "heartbeat_unless_draining")
-            for patch_each in _rewritten(method, (r" AND #holders\.#me\.#renewed_at <= :no_newer", ""))()
-        ],
+        _rewritten("renew", (r" AND #holders\.#me\.#renewed_at <= :no_newer", "")),
         seed=2636,
     ),
     "late-acquire": Mutation(
@@ -320,9 +316,7 @@ MUTATIONS = {
     ),
     "keeper-keeps-abandoned": Mutation(
         "R8: nobody keeps a lease alive that was abandoned, but the processes inside",
-        _rewritten(
-            "heartbeat_unless_draining", (r" AND attribute_not_exists\(#holders\.#me\.#draining\)", "")
-        ),
+        _edited(NativeFormat.renew, ("condition = _NOT_DRAINING + (", 'condition = "" + (')),
         test="tests/protocol/test_keep.py"
         "::test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it",
     ),
@@ -404,8 +398,8 @@ MUTATIONS = {
     "set-beat-counts-from-last": Mutation(
         "R4: the heartbeat of a set counts from the first of its writes",
         _all(
-            _edited(Renewing.heartbeat_all, ("min(each.sent_at for each", "max(each.sent_at for each")),
-            _edited(Renewing._renew_all, ("stamps[0].at", "stamps[-1].at")),
+            _edited(Renewing.renew_all, ("min(each.sent_at for each", "max(each.sent_at for each")),
+            _edited(Renewing._renew_together, ("stamps[0].at", "stamps[-1].at")),
         ),
         seed=59,
     ),
@@ -455,7 +449,10 @@ MUTATIONS = {
     # -- the sixteen that were tried on the simulation only ---------------------------------------------------------
     "beat-without-end": Mutation(
         "R4: no heartbeat is waited for longer than the lease lasts",
-        _edited(Renewing.keep_alive, ("heartbeat_all(leases, until=term.until)", "heartbeat_all(leases)")),
+        _edited(
+            Renewing.keep_alive,
+            ("renew_all(leases, Heartbeat(), until=term.until)", "renew_all(leases, Heartbeat())"),
+        ),
         seed=141,
     ),
     "server-time-from-reply": Mutation(
@@ -470,7 +467,7 @@ MUTATIONS = {
     ),
     "head-cleared-by-grant": Mutation(
         "the queue: a grant clears the head only if nobody has drawn a number since",
-        _edited(view.head_update, ('f"{condition} AND {drawn}"', "condition")),
+        _edited(view.head_update, ('f"{condition} AND {no_new_ticket}"', "condition")),
         seed=141,
     ),
     "head-cleared-by-leaver": Mutation(
@@ -485,7 +482,7 @@ MUTATIONS = {
     ),
     "numbers-from-one": Mutation(
         "the queue: the first number is the time",
-        _edited(position.next_number, ("else stamp.best_ms", "else 0")),
+        _edited(position.next_ticket, ("else stamp.best_ms", "else 0")),
         test="tests/protocol/test_proof.py::test_the_first_number_in_a_queue_is_the_time",
     ),
     "place-handed-on-blindly": Mutation(
@@ -531,7 +528,8 @@ MUTATIONS = {
     "first-seen-when-asked": Mutation(
         "R3: silence is counted from when the first answer arrived",
         _edited(
-            Observer.see, ("_Seen(holder.version, reply.received_at,", "_Seen(holder.version, reply.sent_at,")
+            Observer.see,
+            ("_Sighting(holder.version, reply.received_at,", "_Sighting(holder.version, reply.sent_at,"),
         ),
         test="tests/protocol/test_staleness.py"
         "::test_silence_counts_from_when_the_first_answer_arrived_to_when_the_last_question_was_sent",
@@ -572,7 +570,13 @@ MUTATIONS = {
     ),
     "enter-while-draining": Mutation(
         "R8: nobody enters a lease that is draining",
-        _edited(NativeFormat.enter, ("_NOT_DRAINING,", '"",')),
+        _edited(
+            NativeFormat.renew,
+            (
+                '#processes.#process = :now"\n            condition = _NOT_DRAINING',
+                '#processes.#process = :now"\n            condition = ""',
+            ),
+        ),
         test="tests/protocol/test_keep.py::test_nobody_enters_an_ending_lease",
     ),
     "released-too-early": Mutation(
@@ -582,12 +586,14 @@ MUTATIONS = {
     ),
     "rests-for-nothing": Mutation(
         "`min_hold`: the lease lasts for the rest of the time",
-        _edited(NativeFormat.cool_down, (", #holders.#me.#lease_ms = :lease_ms", "")),
+        _edited(
+            NativeFormat.renew, ('true, "\n                "#holders.#me.#lease_ms = :lease_ms"', 'true"')
+        ),
         seed=247,
     ),
     "rests-with-processes-inside": Mutation(
         "R8: a lease cools down only if nobody is inside",
-        _edited(NativeFormat.cool_down, ('" AND size(#holders.#me.#processes) = :zero"', '""')),
+        _edited(NativeFormat.renew, ('" AND size(#holders.#me.#processes) = :zero"', '""')),
         test="tests/protocol/test_proof.py::test_a_lease_does_not_cool_down_with_a_process_inside",
     ),
     "head-not-lowered": Mutation(
@@ -619,7 +625,7 @@ MUTATIONS = {
     "lease-made-shorter": Mutation(
         "R4: a renewal never makes a lease shorter",
         _edited(
-            NativeFormat.heartbeat_unless_draining,
+            NativeFormat.renew,
             ('" AND #holders.#me.#lease_ms <= :lease_ms"', '""'),
         ),
         seed=88,
@@ -682,7 +688,7 @@ MUTATIONS = {
     ),
     "head-passes-the-late": Mutation(
         "the queue: a grant does not move the head past a waiter that has just come",
-        _edited(view.head_update, ("in_class(head) > in_class(record.queue_head)", "False")),
+        _edited(view.head_update, ("class_of(head) > class_of(record.queue_head)", "False")),
         seed=2074,
         test="tests/protocol/test_edges.py"
         "::test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come",

@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.edits import Change, Drain, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from tests.engines import DynamoDBLocal
@@ -63,13 +64,15 @@ class Writer:
             lambda: form.acquire_idle(claim, self.stamp(), chance.choice([None, known])),
             lambda: form.acquire_slots(claim, self.stamp(), known),
             lambda: form.reacquire(claim, who, self.stamp()),
-            lambda: form.heartbeat("k", who.lease_id, 30_000, self.stamp(), seen),
-            lambda: form.heartbeat_unless_draining("k", who.lease_id, 30_000, self.stamp(), seen),
-            lambda: form.enter("k", who.lease_id, f"p{chance.randrange(3)}", 30_000, self.stamp(), seen),
+            lambda: form.renew("k", who.lease_id, 30_000, self.stamp(), Heartbeat(), seen),
+            lambda: form.renew("k", who.lease_id, 30_000, self.stamp(), Change(), seen),
+            lambda: form.renew(
+                "k", who.lease_id, 30_000, self.stamp(), Enter(f"p{chance.randrange(3)}"), seen
+            ),
             lambda: form.leave("k", who.lease_id, f"p{chance.randrange(3)}", 30_000, self.stamp()),
             lambda: form.release("k", who.lease_id, who.slots, self.stamp(), confirmed=chance.random() < 0.5),
             lambda: form.break_("k", who, self.stamp()),
-            lambda: form.drain("k", who.lease_id, 15_000, self.stamp(), seen),
+            lambda: form.renew("k", who.lease_id, 15_000, self.stamp(), Drain(), seen),
         ]
         if holders:
             dead = chance.sample(holders, chance.randint(1, len(holders)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from airflow_dynamo_lock.core.effects import Reply, Request, ServerClock, Stamp
+from airflow_dynamo_lock.core.model.edits import Change, Drain, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockUnavailableError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost
 from airflow_dynamo_lock.core.table.expressions import RETENTION_MS
@@ -157,7 +158,7 @@ def test_host_clocks_hours_apart_change_nothing(make_world: Callable[..., World]
             note(host.run(host.operations.attempting.try_acquire(host.claim(key=key), undo=True)))
 
         def beat(host: Host) -> None:
-            note(host.run(host.operations.renewing.heartbeat(key, host.name, 30_000)))
+            note(host.run(host.operations.renewing.renew(key, host.name, 30_000, Heartbeat())))
 
         take(a)
         take(b)
@@ -226,7 +227,7 @@ def _seeds_and_is_gone(world: World, wrong_by: float) -> None:
     world.fates.append(LOST)
     with pytest.raises(LockUnavailableError):
         Host(world, "gone", wall_clock_off=wrong_by).take(capacity=2)
-    assert world.record().unproven
+    assert world.record().unverified
 
 
 @WRONG
@@ -243,7 +244,7 @@ def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
 
     assert granted.token == world.record().token
     assert -1_500 <= granted.token - world.server_ms <= 12_000
-    assert not world.record().unproven
+    assert not world.record().unverified
 
 
 def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -> None:
@@ -261,7 +262,7 @@ def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -
 
 def test_a_token_that_somebody_has_heard_is_not_lowered_by_a_server_that_is_behind(world: World) -> None:
     confirmed = Host(world, "a").take(capacity=2)
-    assert world.record().unproven
+    assert world.record().unverified
     world.server_off = lambda: -9.0
 
     granted = Host(world, "b").take(capacity=2)
@@ -276,16 +277,16 @@ def test_a_token_that_was_heard_long_ago_is_raised(world: World) -> None:
     granted = Host(world, "b").take(capacity=3)
 
     assert granted.token > confirmed.token + 3_000_000
-    assert not world.record().unproven
+    assert not world.record().unverified
     assert Host(world, "c").take(capacity=3).token == granted.token + 1, "now it is beyond doubt"
 
 
 def test_a_release_of_what_was_heard_vouches_for_its_token(world: World) -> None:
     host = Host(world, "a")
     granted = host.take()
-    assert world.record().unproven
+    assert world.record().unverified
     host.release()
-    assert not world.record().unproven
+    assert not world.record().unverified
     world.now += HOURS
     world.sent.clear()
 
@@ -298,7 +299,7 @@ def test_a_release_by_a_process_without_the_servers_time_vouches_for_nothing(wor
 
     Host(world, "another process").release("a")
 
-    assert world.record().unproven
+    assert world.record().unverified
 
 
 def test_an_undo_vouches_for_nothing(world: World) -> None:
@@ -343,12 +344,12 @@ def test_a_token_from_an_old_estimate_is_put_right_by_the_next_grant(world: Worl
     take = host.operations.requests.format.acquire_idle(host.claim("dead"), host.stamp())
     world.now += 200 * HOURS
     host.send(take)
-    assert world.record().unproven
+    assert world.record().unverified
 
     granted = Host(world, "b").take()
 
     assert granted.token == pytest.approx(world.server_ms, abs=1_500)
-    assert not world.record().unproven
+    assert not world.record().unverified
 
 
 # -- expiry ---------------------------------------------------------------------------------------------------------
@@ -366,10 +367,10 @@ def test_who_does_not_know_the_servers_time_leaves_the_expiry_as_it_is(world: Wo
 
     writes = host.operations.requests.format
     for request in (
-        writes.heartbeat(KEY, "a", 30_000, stamp()),
-        writes.heartbeat_unless_draining(KEY, "a", 30_000, stamp()),
-        writes.enter(KEY, "a", "pid-1", 15_000, stamp()),
-        writes.drain(KEY, "a", 15_000, stamp()),
+        writes.renew(KEY, "a", 30_000, stamp(), Heartbeat()),
+        writes.renew(KEY, "a", 30_000, stamp(), Change()),
+        writes.renew(KEY, "a", 15_000, stamp(), Enter("pid-1")),
+        writes.renew(KEY, "a", 15_000, stamp(), Drain()),
         writes.leave(KEY, "a", "pid-1", 15_000, stamp()),
         writes.release(KEY, "a", 1, stamp(), confirmed=True),
     ):

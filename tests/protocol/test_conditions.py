@@ -13,11 +13,12 @@ from botocore import xform_name
 from botocore.exceptions import ClientError
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
-from airflow_dynamo_lock.core.model.claim import Change, Claim
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.edits import Change
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from airflow_dynamo_lock.core.table.position import front_of, mark_at, place_of
+from airflow_dynamo_lock.core.table.position import head_at, head_of, place_of
 from tests.simulation import KEY, TABLE
 
 NOW = 1_800_000_000_000
@@ -50,7 +51,7 @@ HELD: dict[str, Any] = {
     "token_base": "verified",
     "expires_at": NOW // 1000 + 1000,
     "last_ticket": DRAWN,
-    "queue_head": mark_at(PLACE),
+    "queue_head": head_at(PLACE),
 }
 IDLE = {**HELD, "holders": {}, "available": 3, "queue_head": GONE}
 
@@ -92,7 +93,7 @@ def reacquire(seen: LockRecord) -> Request:
 
 
 def renew_for_longer(_: LockRecord) -> Request:
-    return FORMAT.heartbeat_unless_draining(KEY, "me", 60_000, STAMP, change=Change(lease_ms=60_000))
+    return FORMAT.renew(KEY, "me", 60_000, STAMP, Change(lease_ms=60_000))
 
 
 def release(_: LockRecord) -> Request:
@@ -120,7 +121,7 @@ def take_exact_ticket(seen: LockRecord) -> Request:
 
 
 def lower(_: LockRecord) -> Request:
-    return FORMAT.lower_head(KEY, mark_at(place_of(0, DRAWN - 50, "")))
+    return FORMAT.lower_head(KEY, head_at(place_of(0, DRAWN - 50, "")))
 
 
 def clear_head(_: LockRecord) -> Request:
@@ -132,21 +133,21 @@ def advance_head(_: LockRecord) -> Request:
 
 
 NO_FIRST = but(HELD, queue_head=GONE)
-ONE_LEFT = but(HELD, queue_head=front_of(0, DRAWN))
+ONE_LEFT = but(HELD, queue_head=head_of(0, DRAWN))
 RACES: list[tuple[Write, dict[str, Any], dict[str, Any]]] = [
     *((acquire_idle, IDLE, but(IDLE, **{name: value})) for name, value in [
         ("available", 2), ("holders", HELD["holders"]), ("capacity", "3"), ("token", "7"), ("data", "x"),
         ("last_ticket", "7"), ("queue_head", 7), ("token_base", GONE), ("capacity_pinned", True),
-        ("queue_head", mark_at(PLACE)), ("last_freed_at", NOW + 5000),
+        ("queue_head", head_at(PLACE)), ("last_freed_at", NOW + 5000),
     ]),
     (acquire_idle, but(IDLE, token_base=GONE), but(IDLE, token_base="unverified")),
     (acquire_idle, but(IDLE, capacity_pinned=True), but(IDLE, capacity_pinned=True, capacity=5, available=5)),
     *((acquire_slots, NO_FIRST, but(NO_FIRST, **{name: value})) for name, value in [
-        ("available", 0), ("capacity", 5), ("queue_head", mark_at(PLACE)), ("last_freed_at", NOW + 5000),
+        ("available", 0), ("capacity", 5), ("queue_head", head_at(PLACE)), ("last_freed_at", NOW + 5000),
         ("holders", {**HELD["holders"], "new": HOLDER}),
     ]),
     *((reclaim_one, NO_FIRST, but(NO_FIRST, **{name: value})) for name, value in [
-        ("available", 0), ("capacity", 5), ("queue_head", mark_at(PLACE)),
+        ("available", 0), ("capacity", 5), ("queue_head", head_at(PLACE)),
         ("holders", {**HELD["holders"], "new": HOLDER}),
         ("holders", {**HELD["holders"], "other": {**HOLDER, "version": "v2"}}),
     ]),
@@ -163,7 +164,7 @@ RACES: list[tuple[Write, dict[str, Any], dict[str, Any]]] = [
         ("me__slots", 2), ("me__processes", {"task": NOW}), ("me__hold_until", NOW + 1), ("holders", {}),
     ]),
     *((forget, IDLE, but(IDLE, **{name: value})) for name, value in [
-        ("available", 2), ("holders", HELD["holders"]), ("queue_head", mark_at(PLACE)), ("token", IDLE["token"] + 1),
+        ("available", 2), ("holders", HELD["holders"]), ("queue_head", head_at(PLACE)), ("token", IDLE["token"] + 1),
     ]),
     (set_capacity, HELD, but(HELD, capacity=4)),
     (set_capacity, HELD, but(HELD, available="1")),
@@ -172,20 +173,20 @@ RACES: list[tuple[Write, dict[str, Any], dict[str, Any]]] = [
     (unset_capacity, but(IDLE, capacity_pinned=True), but(IDLE, capacity_pinned=True, holders=HELD["holders"])),
     (lambda _: FORMAT.create(KEY, 3, STAMP), {}, IDLE),
     *((draw, HELD, but(HELD, **{name: value})) for name, value in [
-        ("last_ticket", GONE), ("queue_head", GONE), ("queue_head", mark_at(LATER)),
+        ("last_ticket", GONE), ("queue_head", GONE), ("queue_head", head_at(LATER)),
     ]),
     (draw, but(IDLE, last_ticket=GONE), {}),
     (draw, but(IDLE, last_ticket=GONE), but(IDLE, last_ticket=NOW)),
-    (draw, but(HELD, queue_head=mark_at(LATER)), but(HELD, queue_head=front_of(0, DRAWN - 9))),
+    (draw, but(HELD, queue_head=head_at(LATER)), but(HELD, queue_head=head_of(0, DRAWN - 9))),
     (lower, IDLE, {}),
-    (lower, HELD, but(HELD, queue_head=front_of(0, DRAWN - 90))),
+    (lower, HELD, but(HELD, queue_head=head_of(0, DRAWN - 90))),
     *((clear_head, ONE_LEFT, but(ONE_LEFT, **{name: value})) for name, value in [
-        ("queue_head", front_of(0, DRAWN - 9)), ("queue_head", mark_at(PLACE)), ("last_ticket", DRAWN + 1),
+        ("queue_head", head_of(0, DRAWN - 9)), ("queue_head", head_at(PLACE)), ("last_ticket", DRAWN + 1),
     ]),
-    *((advance_head, HELD, but(HELD, queue_head=first)) for first in [front_of(0, DRAWN), mark_at(LATER), GONE]),
+    *((advance_head, HELD, but(HELD, queue_head=first)) for first in [head_of(0, DRAWN), head_at(LATER), GONE]),
     (lambda _: FORMAT.take_exact_ticket(CLAIM, None, STAMP), {}, IDLE),
     *((take_exact_ticket, HELD, but(HELD, **{name: value})) for name, value in [
-        ("last_ticket", DRAWN + 1), ("queue_head", GONE), ("queue_head", mark_at(LATER)),
+        ("last_ticket", DRAWN + 1), ("queue_head", GONE), ("queue_head", head_at(LATER)),
     ]),
     (take_exact_ticket, but(IDLE, last_ticket=GONE), {}),
     (take_exact_ticket, but(IDLE, last_ticket=GONE), but(IDLE, last_ticket=NOW)),

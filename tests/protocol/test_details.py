@@ -14,8 +14,9 @@ from airflow_dynamo_lock.core.effects import Request, Sleep, Stamp
 from airflow_dynamo_lock.core.lock.confirm import _BEHIND_MS
 from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.lock.requests import ROUNDS
-from airflow_dynamo_lock.core.model.capacity import can_grant, compatible, has_capacity
-from airflow_dynamo_lock.core.model.claim import Change, Claim
+from airflow_dynamo_lock.core.model.capacity import can_grant, has_capacity
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.edits import Change, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockLostError,
     LockNotHeldError,
@@ -24,6 +25,7 @@ from airflow_dynamo_lock.core.model.errors import (
     LockUnavailableError,
     LockValueError,
 )
+from airflow_dynamo_lock.core.model.kind import compatible
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.limits import MIN_CLOCK_SKEW, SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Draining, Granted, Lost, Released, Renewed
@@ -34,7 +36,7 @@ from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS
 from airflow_dynamo_lock.core.table.grant_writes import MAX_REMOVED
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from airflow_dynamo_lock.core.table.position import mark_after, number_of, place_of
+from airflow_dynamo_lock.core.table.position import head_after, place_of, ticket_of
 from tests.protocol.test_line import owners, run_a_while, waiting, woken
 from tests.protocol.test_sets import claims, leases, take_all, waiting_for
 from tests.simulation import CONFLICT, KEY, LOST, LOST_THEN_RETRIED, TABLE, Host, World, a_holder, a_lease
@@ -174,7 +176,7 @@ def test_a_renewal_that_was_overtaken_is_written_again(world: World) -> None:
     host = Host(world, "a")
     host.take()
 
-    entered = overtaken(world, host.operations.renewing.enter(KEY, "a", "task", 30_000), host)
+    entered = overtaken(world, host.operations.renewing.renew(KEY, "a", 30_000, Enter("task")), host)
 
     assert isinstance(entered, Renewed)
     assert list(world.record().holders["a"].processes) == ["task"]
@@ -186,7 +188,7 @@ def test_the_heartbeat_of_an_abandoned_lease_that_was_overtaken_is_written_again
     host.enter("task")
     assert isinstance(host.release(), Draining)
 
-    beaten = overtaken(world, host.operations.renewing.heartbeat(KEY, "a", 15_000), host)
+    beaten = overtaken(world, host.operations.renewing.renew(KEY, "a", 15_000, Heartbeat()), host)
 
     assert isinstance(beaten, Renewed)
 
@@ -198,7 +200,7 @@ def test_a_change_of_a_lease_that_was_overtaken_is_written_again(world: World, l
     change = Change(lease_ms=lease_ms, data={"rows": 7})
     longer = replace(a_lease("a"), lease_ms=lease_ms or 30_000)
 
-    renewed = overtaken(world, host.operations.renewing.heartbeat_all([longer], change=change), host)
+    renewed = overtaken(world, host.operations.renewing.renew_all([longer], change), host)
 
     assert isinstance(renewed, Renewed)
     assert world.record().data == {"rows": 7}
@@ -209,20 +211,20 @@ def test_a_lease_is_not_made_shorter_and_the_error_names_both_lengths(world: Wor
     host.take(lease_ms=90_000)
     change = Change(lease_ms=30_000)
     with pytest.raises(LockValueError, match=r"lasts 90 s and cannot be made shorter \(30 s\)"):
-        host.run(host.operations.renewing.heartbeat_all([a_lease("a")], change=change))
+        host.run(host.operations.renewing.renew_all([a_lease("a")], change))
 
 
 def test_two_leases_are_kept_with_one_request_and_one_lease_without_a_transaction(world: World) -> None:
     host = Host(world, "me")
     take_all(host, "ab")
     world.sent.clear()
-    host.run(host.operations.renewing.heartbeat_all(leases(host, "ab")))
-    host.run(host.operations.renewing.heartbeat_all(leases(host, "a")))
+    host.run(host.operations.renewing.renew_all(leases(host, "ab"), Heartbeat()))
+    host.run(host.operations.renewing.renew_all(leases(host, "a"), Heartbeat()))
     assert world.actions() == ["TransactWriteItems", "UpdateItem"]
 
     world.sent.clear()
     for kept in "ab", "a":
-        keeping = host.start(host.operations.renewing.keep(leases(host, kept), 5.0))
+        keeping = host.start(host.operations.renewing.keep_for_processes(leases(host, kept), 5.0))
         while isinstance(keeping.effect, Request):
             keeping.step()
     assert world.actions() == ["TransactWriteItems", "UpdateItem"]
@@ -359,7 +361,7 @@ def test_a_newcomer_waits_outside_while_those_inside_get_no_answer(
     world: World, timeout: float | None
 ) -> None:
     host = Host(world, "b")
-    host.operations.acquiring.window._room = 0
+    host.operations.acquiring.window._size = 0
     waits = (
         lambda: host.acquiring(timeout=timeout),
         lambda: host.start(
@@ -374,7 +376,7 @@ def test_who_has_no_time_or_stands_in_the_queue_asks_whoever_else_does(world: Wo
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take()
     paused = waiting(host)
-    host.operations.acquiring.window._room = 0
+    host.operations.acquiring.window._size = 0
     for wait in (
         host.acquiring("c", timeout=0.0),
         host.start(host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=0.0, poll_interval=1.0)),
@@ -453,7 +455,7 @@ def test_a_newcomer_without_time_is_told_who_is_ahead_of_it(world: World) -> Non
 def test_no_request_of_a_renewal_is_given_time_beyond_the_callers(world: World) -> None:
     host = Host(world, "a")
     host.take()
-    paused = host.start(host.operations.renewing.heartbeat(KEY, "a", 30_000, until=host.now() - 1.0))
+    paused = host.start(host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat(), until=host.now() - 1.0))
     assert paused.request.within == 0.0
 
 
@@ -757,7 +759,7 @@ def test_a_lock_that_is_forgotten_while_a_ticket_is_drawn_is_taken(world: World)
 
 
 def test_what_is_no_place_has_no_number() -> None:
-    assert (number_of("50"), number_of("50/x"), number_of("")) == (0, 0, 0)
+    assert (ticket_of("50"), ticket_of("50/x"), ticket_of("")) == (0, 0, 0)
 
 
 LOW, HIGH = place_of(0, 100, "x"), place_of(0, 200, "y")
@@ -789,7 +791,7 @@ SEEN = "(attribute_not_exists(#queue_head) OR #queue_head >= :seen_head)"
             f"{SEEN} AND attribute_not_exists(#last_ticket)", None,
         ),
         # The waiter with the next ticket may not have written its entry yet: the head stays before it.
-        (LOW, 101, LOW, False, None, SEEN, mark_after(LOW)),
+        (LOW, 101, LOW, False, None, SEEN, head_after(LOW)),
         # The head would pass places of more urgent waiters.
         (
             URGENT, 300, URGENT, False, HIGH,
@@ -897,14 +899,12 @@ def test_claims_that_can_hold_a_lock_together(one: int, other: int, together: bo
     assert compatible(other, one) is together
 
 
-def test_a_lease_is_read_from_an_xcom_with_or_without_what_is_optional() -> None:
+def test_a_lease_is_read_from_an_xcom_that_has_all_values() -> None:
     values = {**a_lease("a").as_dict(), "lease_ms": 1, "grace_ms": 1}
     assert Lease.from_dict({**values, "took_over": True}).took_over
-    without = {name: value for name, value in values.items() if name != "took_over"}
-    assert not Lease.from_dict(without).took_over
-    for name in without:
+    for name in values:
         with pytest.raises(LockValueError):
-            Lease.from_dict({other: value for other, value in without.items() if other != name})
+            Lease.from_dict({other: value for other, value in values.items() if other != name})
     for name in "lease_ms", "grace_ms":
         with pytest.raises(LockValueError):
             Lease.from_dict({**values, name: 0})

@@ -13,6 +13,7 @@ from botocore.exceptions import EndpointConnectionError
 
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.client.options import ClaimOptions
+from airflow_dynamo_lock.core.model.edits import Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockLostError,
     LockTimeoutError,
@@ -367,13 +368,13 @@ def test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_
 
     match what:
         case "enter":
-            operation: Any = sleeper.operations.renewing.enter(KEY, "holder", "process", 15_000)
+            operation: Any = sleeper.operations.renewing.renew(KEY, "holder", 15_000, Enter("process"))
         case "heartbeat":
-            operation = sleeper.operations.renewing.heartbeat(KEY, "holder", 30_000)
+            operation = sleeper.operations.renewing.renew(KEY, "holder", 30_000, Heartbeat())
         case "abandon":
             operation = sleeper.operations.releasing.release(KEY, "holder", 1, 15_000, confirmed=True)
         case _:
-            operation = sleeper.operations.renewing.heartbeat_all([lease, replace(lease, key="b")])
+            operation = sleeper.operations.renewing.renew_all([lease, replace(lease, key="b")], Heartbeat())
     sleeper.run(operation)
 
     assert isinstance(Host(world, "other").take(), Busy)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from airflow_dynamo_lock.core.effects import Request
+from airflow_dynamo_lock.core.model.edits import Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockAccessError, LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, Term
 from airflow_dynamo_lock.core.model.limits import MARGIN
@@ -69,7 +70,7 @@ def test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_th
     dated.take()
     assert world.record().holders["a"].renewed_at_ms is not None
 
-    dateless.send(dateless.operations.requests.format.heartbeat(KEY, "a", 30_000, dateless.stamp()))
+    dateless.send(dateless.operations.requests.format.renew(KEY, "a", 30_000, dateless.stamp(), Heartbeat()))
 
     assert world.record().holders["a"].renewed_at_ms is None
 
@@ -313,7 +314,7 @@ def test_a_lease_never_runs_out_while_heartbeats_succeed(
 
 
 def _keep(host: Host) -> Paused[Draining | Lost]:
-    return host.start(host.operations.renewing.keep([a_lease("a")], 10.0))
+    return host.start(host.operations.renewing.keep_for_processes([a_lease("a")], 10.0))
 
 
 def test_a_keeper_beats_at_once_and_then_at_its_interval(world: World, host: Host) -> None:

@@ -301,7 +301,7 @@ def test_a_grant_that_nobody_was_told_of_is_not_held_for_a_while(world: World) -
 def test_a_resting_lease_is_kept_alive_by_nobody(world: World) -> None:
     holder, other = Host(world, "holder"), Host(world, "other")
     holder.take(min_hold_ms=20_000)
-    keeper = holder.start(holder.operations.renewing.keep([a_lease("holder")], 5.0))
+    keeper = holder.start(holder.operations.renewing.keep_for_processes([a_lease("holder")], 5.0))
     keeper.step()
     holder.release()
     while keeper.effect is not None and world.now < 100.0:

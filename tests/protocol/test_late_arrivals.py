@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.core.effects import Reply, Request
+from airflow_dynamo_lock.core.model.edits import Change, Drain, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockUnavailableError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Renewed
 from tests.simulation import HOURS, KEY, LOST_THEN_RETRIED, Host, Paused, World
@@ -25,12 +26,16 @@ def host(world: World) -> Host:
 
 
 SIGNS_OF_LIFE: dict[str, Callable[[Host], Request]] = {
-    "a heartbeat": lambda host: host.operations.requests.format.heartbeat(KEY, "a", 30_000, host.stamp()),
-    "a keeper's": lambda host: host.operations.requests.format.heartbeat_unless_draining(
-        KEY, "a", 30_000, host.stamp()
+    "a heartbeat": lambda host: host.operations.requests.format.renew(
+        KEY, "a", 30_000, host.stamp(), Heartbeat()
     ),
-    "an enter": lambda host: host.operations.requests.format.enter(KEY, "a", "pid-1", 15_000, host.stamp()),
-    "an abandon": lambda host: host.operations.requests.format.drain(KEY, "a", 15_000, host.stamp()),
+    "a keeper's": lambda host: host.operations.requests.format.renew(
+        KEY, "a", 30_000, host.stamp(), Change()
+    ),
+    "an enter": lambda host: host.operations.requests.format.renew(
+        KEY, "a", 15_000, host.stamp(), Enter("pid-1")
+    ),
+    "an abandon": lambda host: host.operations.requests.format.renew(KEY, "a", 15_000, host.stamp(), Drain()),
 }
 
 
@@ -51,7 +56,7 @@ def test_a_sign_of_life_that_newer_ones_have_overtaken_changes_nothing(
 def test_a_late_heartbeat_does_not_make_a_live_holder_look_dead(world: World, host: Host) -> None:
     """It put a stamp of 41 s ago in the place of one of a second ago."""
     host.take()
-    late = host.operations.requests.format.heartbeat(KEY, "a", 30_000, host.stamp())
+    late = host.operations.requests.format.renew(KEY, "a", 30_000, host.stamp(), Heartbeat())
     for _ in range(2):
         world.now += 20.0
         host.beat()
@@ -120,7 +125,7 @@ def test_a_first_write_that_arrives_twice_does_not_bring_its_version_back(world:
     """Else a late beat that is conditional on that version would succeed. (Found by a simulated history.)"""
     Host(world, "a").take()
     process = Host(world, "process")
-    entering = process.start(process.operations.renewing.enter(KEY, "a", "pid-1", 15_000))
+    entering = process.start(process.operations.renewing.renew(KEY, "a", 15_000, Enter("pid-1")))
     entering.step()
     assert isinstance(entering.effect, Request)
     enter = entering.effect
@@ -136,7 +141,7 @@ def test_a_first_write_that_arrives_twice_does_not_bring_its_version_back(world:
 def test_a_late_heartbeat_does_not_stamp_what_has_no_stamp(world: World, host: Host) -> None:
     """Its version is the newest, but its stamp would be that of long ago."""
     host.take()
-    late = host.operations.requests.format.heartbeat(KEY, "a", 30_000, host.stamp())
+    late = host.operations.requests.format.renew(KEY, "a", 30_000, host.stamp(), Heartbeat())
     world.now += 20.0
     host.beat()
     _undated(world, "process").enter("pid-1", "a")
@@ -155,7 +160,7 @@ def test_a_beat_written_again_and_sent_twice_by_the_sdk_is_a_beat(
     host = Host(world, "a")
     host.take()
     _undated(world, "process").enter("pid-1", "a")
-    beating = host.start(host.operations.renewing.heartbeat(KEY, "a", 30_000)).step()
+    beating = host.start(host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat())).step()
     while isinstance(beating.effect, Request) and beating.effect.action == "GetItem":
         beating.step()
     world.fates.append(LOST_THEN_RETRIED)
@@ -175,9 +180,11 @@ def test_the_time_that_a_beat_has_is_for_all_of_its_requests_together(
     host = Host(world, "a")
     host.take()
     given: list[float | None] = []
-    beating = host.start(host.operations.renewing.heartbeat(KEY, "a", 30_000, until=host.now() + 7.0))
+    beating = host.start(
+        host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat(), until=host.now() + 7.0)
+    )
 
-    with pytest.raises(LockUnavailableError, match="written to by others"):
+    with pytest.raises(LockUnavailableError, match="other writes to the lease came first each time"):
         _contend(world, beating, given, answers_take=2.0)
 
     assert given == pytest.approx([7.0, 5.0, 3.0, 1.0])
@@ -186,9 +193,11 @@ def test_the_time_that_a_beat_has_is_for_all_of_its_requests_together(
 def test_one_who_is_beaten_to_each_beat_is_told_so_in_the_end(world: World, host: Host) -> None:
     host.take()
     given: list[float | None] = []
-    beating = host.start(host.operations.renewing.heartbeat(KEY, "a", 30_000))
+    beating = host.start(host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat()))
 
-    with pytest.raises(LockUnavailableError, match="written to by others") as unavailable:
+    with pytest.raises(
+        LockUnavailableError, match="other writes to the lease came first each time"
+    ) as unavailable:
         _contend(world, beating, given)
 
     assert not unavailable.value.maybe_applied

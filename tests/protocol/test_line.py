@@ -12,7 +12,7 @@ from airflow_dynamo_lock.core.model.errors import LockTimeoutError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import Waiter
 from airflow_dynamo_lock.core.queue.view import queue_positions
-from airflow_dynamo_lock.core.table.position import number_of
+from airflow_dynamo_lock.core.table.position import ticket_of
 from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, Paused, World
 
 
@@ -173,7 +173,7 @@ def test_who_gives_up_first_leaves_nothing_that_others_would_wait_for(world: Wor
         place = next((each.place for each in line(world) if behind and each.owner == behind.name), None)
         assert (mark is None) == (place is None)
         if mark is not None and place is not None:
-            assert number_of(mark) == number_of(place)
+            assert ticket_of(mark) == ticket_of(place)
             assert mark <= place
     world.sent.clear()
 

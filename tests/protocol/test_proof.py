@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 from airflow_dynamo_lock.core.effects import Stamp
+from airflow_dynamo_lock.core.model.edits import CoolDown
 from airflow_dynamo_lock.core.model.errors import CapacityMismatchError
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from airflow_dynamo_lock.core.table.position import next_number
+from airflow_dynamo_lock.core.table.position import next_ticket
 from tests.simulation import HOURS, KEY, TABLE, Host, World
 
 _WEEK = 7 * 24 * HOURS
@@ -26,7 +27,7 @@ def test_the_first_number_in_a_queue_is_the_time(seen: LockRecord | None) -> Non
     """Numbers must grow also where the record was deleted while somebody waited."""
     stamp = Stamp("v", server_ms=1_800_000_000_000, host_ms=5, at=0.0)
 
-    assert next_number(seen, stamp) == stamp.server_ms + 1  # type: ignore[operator]
+    assert next_ticket(seen, stamp) == stamp.server_ms + 1  # type: ignore[operator]
 
 
 def test_a_token_from_an_old_estimate_in_set_capacity_is_put_right_by_the_next_grant(world: World) -> None:
@@ -96,7 +97,9 @@ def test_a_lease_does_not_cool_down_with_a_process_inside(world: World) -> None:
     host.enter("pid-1")
     holder = replace(holder, version=world.record().holders["a"].version)
 
-    assert host.send(NativeFormat(TABLE).cool_down(KEY, holder, 50_000, host.stamp())).refused
+    assert host.send(
+        NativeFormat(TABLE).renew(KEY, holder.lease_id, 50_000, host.stamp(), CoolDown(), holder.version)
+    ).refused
 
 
 def test_a_token_is_not_put_right_over_one_that_was_granted_since(world: World) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_dynamo_lock.core.model.edits import Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockTableError
 from airflow_dynamo_lock.core.model.limits import LONGEST_TIME
 from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
@@ -207,7 +208,7 @@ def test_a_token_is_in_doubt_only_where_the_record_says_that_a_host_seeded_it(wo
         ({}, False),
     ):
         world.store(**{name: encode(value) for name, value in (IDLE | told).items()})
-        assert world.record().unproven is in_doubt, told
+        assert world.record().unverified is in_doubt, told
 
 
 def test_the_token_of_a_record_that_tells_nothing_of_its_seed_is_taken_as_it_is(
@@ -256,7 +257,7 @@ def test_two_locks_are_two_records_whatever_their_names(world: World, host: Host
 def test_a_heartbeat_that_races_a_release_does_not_bring_the_lease_back(world: World, host: Host) -> None:
     """peers.md, 8: it did, and the record stayed locked by nobody."""
     host.take()
-    late = host.operations.requests.format.heartbeat(KEY, "b", 30_000, host.stamp())
+    late = host.operations.requests.format.renew(KEY, "b", 30_000, host.stamp(), Heartbeat())
     host.release()
     before = world.item()
 

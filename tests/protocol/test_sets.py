@@ -8,6 +8,7 @@ import pytest
 
 from airflow_dynamo_lock.core.effects import Request
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.edits import Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockNotFoundError,
@@ -273,7 +274,7 @@ def test_a_set_is_kept_and_given_back_with_one_request_each(world: World) -> Non
     take_all(me, "abc")
     world.sent.clear()
 
-    assert isinstance(me.run(me.operations.renewing.heartbeat_all(leases(me, "abc"))), Renewed)
+    assert isinstance(me.run(me.operations.renewing.renew_all(leases(me, "abc"), Heartbeat())), Renewed)
     assert release_all(me, "abc") == [Released()] * 3
 
     assert world.actions() == ["TransactWriteItems"] * 2
@@ -285,7 +286,7 @@ def test_a_set_of_which_one_is_lost_is_lost(world: World) -> None:
     take_all(me, "abc")
     person.run(person.operations.admin.break_("b", "me"))
 
-    assert isinstance(me.run(me.operations.renewing.heartbeat_all(leases(me, "abc"))), Lost)
+    assert isinstance(me.run(me.operations.renewing.renew_all(leases(me, "abc"), Heartbeat())), Lost)
     assert [type(each) for each in release_all(me, "abc")] == [Released, Lost, Released]
 
 
@@ -294,7 +295,7 @@ def test_a_heartbeat_of_a_set_keeps_all_of_them_alive(world: World) -> None:
     take_all(me, "ab")
     for _ in range(6):
         world.now += 15.0
-        assert isinstance(me.run(me.operations.renewing.heartbeat_all(leases(me, "ab"))), Renewed)
+        assert isinstance(me.run(me.operations.renewing.renew_all(leases(me, "ab"), Heartbeat())), Renewed)
 
     assert isinstance(take_all(Host(world, "other"), "b"), Busy)
 
@@ -312,7 +313,7 @@ def test_a_release_whose_answer_is_lost_is_one(world: World, fate: str) -> None:
 def test_of_a_set_only_that_is_abandoned_which_processes_are_inside(world: World) -> None:
     me = Host(world, "me")
     take_all(me, "ab")
-    me.run(me.operations.renewing.enter("b", "me", "pid-1", 15_000))
+    me.run(me.operations.renewing.renew("b", "me", 15_000, Enter("pid-1")))
 
     outcomes = release_all(me, "ab")
 
@@ -322,9 +323,9 @@ def test_of_a_set_only_that_is_abandoned_which_processes_are_inside(world: World
 def test_the_keeper_of_a_set_keeps_what_is_left_of_it(world: World) -> None:
     me = Host(world, "me")
     take_all(me, "ab")
-    keeper = me.start(me.operations.renewing.keep(leases(me, "ab"), 10.0))
+    keeper = me.start(me.operations.renewing.keep_for_processes(leases(me, "ab"), 10.0))
     keeper.step().step()
-    me.run(me.operations.renewing.enter("b", "me", "pid-1", 15_000))
+    me.run(me.operations.renewing.renew("b", "me", 15_000, Enter("pid-1")))
     release_all(me, "a")
     while world.now < 100.0:
         keeper.step()
@@ -356,7 +357,7 @@ def test_one_whose_record_is_damaged_leaves_the_others_to_their_own_end(world: W
         ExpressionAttributeNames={"#available": "available"},
         ExpressionAttributeValues={":text": {"S": "many"}},
     )
-    keeper = me.start(me.operations.renewing.keep(leases(me, "ab"), 10.0))
+    keeper = me.start(me.operations.renewing.keep_for_processes(leases(me, "ab"), 10.0))
     while world.now < 100.0:
         keeper.step()
     assert isinstance(take_all(Host(world, "other"), "b"), Busy), "the other one is kept"

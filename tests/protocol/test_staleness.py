@@ -159,7 +159,7 @@ def test_a_lock_that_is_free_is_not_remembered() -> None:
     observer.see(_record(), _seen(0.0))
     observer.see(LockRecord(KEY, 1, 1, {}, token=1), _seen(1.0))
 
-    assert not observer._seen
+    assert not observer._sightings
 
 
 # -- (b) the server's time ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from airflow_dynamo_lock.core.queue.queue import WaitQueue
 from airflow_dynamo_lock.core.queue.view import QueueReader
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from airflow_dynamo_lock.core.table.position import mark_after, place_of
+from airflow_dynamo_lock.core.table.position import head_after, place_of
 from airflow_dynamo_lock.core.wait.poller import EndListener, Poller, WaiterHandle, _may_be_next, _pause
 
 TABLE = "locks"
@@ -165,7 +165,7 @@ def test_a_waiter_may_be_next_if_there_is_room_for_all_before_it(
     ("places", "head", "free", "polls"),
     [
         ([SIXTH], FIRST, 0, 4),
-        ([SIXTH], mark_after(FIRST), 0, 4),
+        ([SIXTH], head_after(FIRST), 0, 4),
         ([SIXTH], THIRD, 0, 1),  # near the head
         ([SIXTH, THIRD], FIRST, 0, 1),
         ([SIXTH], FIRST, 1, 1),  # something is free

@@ -21,6 +21,7 @@ from airflow_dynamo_lock.core.foreign.dynamodb import ForeignTable
 from airflow_dynamo_lock.core.foreign.values import checked_ms, text
 from airflow_dynamo_lock.core.model.errors import LockValueError
 from airflow_dynamo_lock.core.model.record import Holder
+from airflow_dynamo_lock.core.table.features import Feature
 
 _RELEASED = "1"
 
@@ -36,6 +37,7 @@ class AmazonLockClient(ForeignTable):
         {":released": _RELEASED},
     )
     cleared: ClassVar[Sequence[str]] = ("isReleased",)
+    features: ClassVar[frozenset[Feature]] = frozenset({Feature.DATA, Feature.FORGET})
 
     def foreign(self, values: Mapping[str, Any]) -> Holder | None:
         """See `ForeignTable`."""
@@ -62,6 +64,10 @@ class AmazonLockClient(ForeignTable):
         the version is new, so that nothing succeeds any more that goes by the old one: a heartbeat of a holder of
         theirs whose lock was broken, or the write of one who took our holder for dead just before it was released."""
         return {"isReleased": _RELEASED, "recordVersionNumber": stamp.version}
+
+    def check_data(self, data: Mapping[str, Any]) -> None:
+        """Return if these are bytes."""
+        self.kept(data)
 
     def kept(self, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """See `ForeignTable`."""

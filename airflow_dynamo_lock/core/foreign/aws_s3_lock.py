@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, assert_never
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.foreign.one_holder import OneHolder
@@ -34,7 +34,8 @@ from airflow_dynamo_lock.core.foreign.s3_requests import (
     holder_of,
 )
 from airflow_dynamo_lock.core.model.arguments import checked_key
-from airflow_dynamo_lock.core.model.claim import Change, Claim
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockRecordError,
     LockValueError,
@@ -42,12 +43,12 @@ from airflow_dynamo_lock.core.model.errors import (
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.model.text import utc
 from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS, took_over
+from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
 from airflow_dynamo_lock.core.table.items import holder_values
 
 _KEY_BYTES = 1024
 _PAGE = 100
-_NONE = Change()
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class S3Objects(S3Requests, OneHolder):
     name: ClassVar[str] = "s3"
     keys: ClassVar[Sequence[tuple[str, str, str]]] = ()
     ttl_attribute: ClassVar[str | None] = None
+    # Clients of that library create an object without a condition, so deleting one could free a held lock.
+    features: ClassVar[frozenset[Feature]] = frozenset()
 
     def checked_key(self, key: str) -> str:
         """See `Format`."""
@@ -73,12 +76,6 @@ class S3Objects(S3Requests, OneHolder):
                 "use a shorter name."
             )
         return key
-
-    def checked_claim(self, claim: Claim) -> Claim:
-        """See `Format`."""
-        if claim.data:
-            self._cannot("keep data")
-        return super().checked_claim(claim)
 
     def acquire_idle(
         self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
@@ -141,37 +138,27 @@ class S3Objects(S3Requests, OneHolder):
         version = seen.holders[claim.lease_id].version
         return self._renewal(claim.key, claim.lease_id, stamp, version, takes=True, acquired_at=stamp.best_ms)
 
-    def heartbeat(
-        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, seen: str | None = None
+    def renew(
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: str | None = None
     ) -> Request:
-        """Show that the holder lives."""
-        return self._renewal(key, lease_id, stamp, seen)
-
-    def heartbeat_unless_draining(
-        self,
-        key: str,
-        lease_id: str,
-        lease_ms: int,
-        stamp: Stamp,
-        seen: str | None = None,
-        change: Change = _NONE,
-    ) -> Request:
-        """Show that the holder lives, while the lease has not been abandoned."""
-        if change.data:
-            self._cannot("keep data")
-        return self._renewal(key, lease_id, stamp, seen, unless_draining=True, new_lease_ms=change.lease_ms)
-
-    def enter(
-        self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp, seen: str | None = None
-    ) -> Request:
-        """Note that a guarded process is inside, and beat."""
-        return self._renewal(key, lease_id, stamp, seen, unless_draining=True, enters=process)
-
-    def drain(self, key: str, lease_id: str, grace_ms: int, stamp: Stamp, seen: str | None = None) -> Request:
-        """Shorten a lease to a grace and let nobody enter any more (rule R8)."""
-        return self._renewal(
-            key, lease_id, stamp, seen, unless_draining=True, draining=True, lease_ms=grace_ms
-        )
+        """Write a heartbeat, and make an edit. `min_hold` does not exist here, so no lease cools down."""
+        match edit:
+            case Heartbeat():
+                return self._renewal(key, lease_id, stamp, seen)
+            case Change():
+                return self._renewal(
+                    key, lease_id, stamp, seen, unless_draining=True, new_lease_ms=edit.lease_ms
+                )
+            case Enter():
+                return self._renewal(key, lease_id, stamp, seen, unless_draining=True, enters=edit.process)
+            case Drain():
+                return self._renewal(
+                    key, lease_id, stamp, seen, unless_draining=True, draining=True, lease_ms=lease_ms
+                )
+            case CoolDown():
+                self._unsupported()
+            case _:
+                assert_never(edit)
 
     def _renewal(
         self,
@@ -234,8 +221,8 @@ class S3Objects(S3Requests, OneHolder):
         return self._edit(key, change, stamp)
 
     def forget(self, key: str, latest_token: int | None) -> Request:
-        """Their clients make it anew without any condition, so that it had better stay."""
-        self._cannot("be forgotten")
+        """Never asked for, because the format does not have `Feature.FORGET`."""
+        self._unsupported()
 
     def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:
         """Take the lock away from its holder, whoever is inside. For people."""

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.foreign.item import OURS, ForeignItem
-from airflow_dynamo_lock.core.model.claim import Change, Claim
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.expressions import took_over
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
 from airflow_dynamo_lock.core.table.items import holder_values
-
-_NONE = Change()
 
 
 @dataclass(frozen=True)
@@ -86,59 +85,30 @@ class ForeignTable(ForeignItem):
         version = seen.holders[claim.lease_id].version
         return self._renewal(claim.key, claim.lease_id, stamp, version, sets={"acquired_at": stamp.best_ms})
 
-    def heartbeat(
-        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, seen: str | None = None
+    def renew(
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: str | None = None
     ) -> Request:
-        """Show that the holder lives."""
-        return self._renewal(key, lease_id, stamp, seen)
-
-    def heartbeat_unless_draining(
-        self,
-        key: str,
-        lease_id: str,
-        lease_ms: int,
-        stamp: Stamp,
-        seen: str | None = None,
-        change: Change = _NONE,
-    ) -> Request:
-        """Show that the holder lives, while the lease has not been abandoned."""
-        longer = change.lease_ms is not None
-        return self._renewal(
-            key,
-            lease_id,
-            stamp,
-            seen,
-            " AND attribute_not_exists(#ours.#draining)"
-            + (" AND #ours.#lease_ms <= :new_lease_ms" if longer else ""),
-            lease_ms=change.lease_ms,
-            data=change.data,
-        )
-
-    def enter(
-        self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp, seen: str | None = None
-    ) -> Request:
-        """Note that a guarded process is inside, and beat."""
-        return self._renewal(
-            key,
-            lease_id,
-            stamp,
-            seen,
-            " AND attribute_not_exists(#ours.#draining)",
-            sets={"processes.#process": stamp.best_ms},
-            process=process,
-        )
-
-    def drain(self, key: str, lease_id: str, grace_ms: int, stamp: Stamp, seen: str | None = None) -> Request:
-        """Shorten a lease to a grace and let nobody enter any more (rule R8)."""
-        return self._renewal(
-            key,
-            lease_id,
-            stamp,
-            seen,
-            " AND attribute_not_exists(#ours.#draining)",
-            sets={"draining": True},
-            lease_ms=grace_ms,
-        )
+        """Write a heartbeat, and make an edit. `min_hold` does not exist here, so no lease cools down."""
+        not_draining = " AND attribute_not_exists(#ours.#draining)"
+        match edit:
+            case Heartbeat():
+                return self._renewal(key, lease_id, stamp, seen)
+            case Change():
+                longer = " AND #ours.#lease_ms <= :new_lease_ms" if edit.lease_ms is not None else ""
+                changes: dict[str, Any] = {"lease_ms": edit.lease_ms, "data": edit.data}
+                return self._renewal(key, lease_id, stamp, seen, not_draining + longer, **changes)
+            case Enter():
+                enters = {"processes.#process": stamp.best_ms}
+                return self._renewal(
+                    key, lease_id, stamp, seen, not_draining, sets=enters, process=edit.process
+                )
+            case Drain():
+                drains = {"draining": True}
+                return self._renewal(key, lease_id, stamp, seen, not_draining, sets=drains, lease_ms=lease_ms)
+            case CoolDown():
+                self._unsupported()
+            case _:
+                assert_never(edit)
 
     def leave(self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp) -> Request:
         """Note that a guarded process has left."""

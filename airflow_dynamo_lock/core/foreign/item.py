@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from airflow_dynamo_lock.core.effects import Operation, Request, Stamp, T
 from airflow_dynamo_lock.core.foreign.one_holder import OneHolder
 from airflow_dynamo_lock.core.model.arguments import checked_key
-from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table.codec import decode, encode
@@ -113,8 +112,6 @@ class ForeignItem(TableReads, OneHolder):
 
     def kept(self, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The attributes that the data of a lock are in."""
-        if data:
-            self._cannot("keep data")
         return {}
 
     def data_of(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -140,11 +137,6 @@ class ForeignItem(TableReads, OneHolder):
                 f"if the sort key is {self.plain_sort!r}; {key!r} is neither."
             )
         return key
-
-    def checked_claim(self, claim: Claim) -> Claim:
-        """See `Format`."""
-        self.kept(claim.data)
-        return super().checked_claim(claim)
 
     def carry_out(self, operation: Operation[T]) -> Operation[T]:
         """See `Format`."""

@@ -1,4 +1,4 @@
-"""The formats of lock tables: ours, and those of five other lock libraries."""
+"""The table formats by name: the native one, and those of five other lock libraries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from airflow_dynamo_lock.core.model.text import shown
 from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.core.table.native import NativeFormat
 
-NATIVE = "native"
+NATIVE = NativeFormat.name
 
-#: The names of all of them.
+#: The names of all formats.
 FORMATS = (NATIVE, "amazon-lock-client", "python-dynamodb-lock", "dyndbmutex", "awsflock", "s3")
 
 
@@ -23,13 +23,13 @@ def format_of(
     partition_key: str | None = None,
     sort_key: str | None = None,
 ) -> Format:
-    """The format of that name, for one table.
+    """The table format called `name`, for one table.
 
-    :param table: the table; for ``s3`` the bucket.
-    :param max_clock_skew_ms: by how much clocks may differ, milliseconds.
-    :param partition_key: how the table names its partition key; None if as the format's library does.
-    :param sort_key: the same.
-    :raises LockValueError: there is no such format, or it has no keys to name.
+    :param table: the table; in the format ``s3``, the bucket.
+    :param max_clock_skew_ms: largest difference between clocks, milliseconds.
+    :param partition_key: name of the table's partition key; None for the default of the format's library.
+    :param sort_key: name of the table's sort key; None for the default of the format's library.
+    :raises LockValueError: there is no such format, or its keys cannot be named.
     """
     if name == NATIVE and not (partition_key or sort_key):
         return NativeFormat(checked_table(table))
@@ -43,12 +43,12 @@ def format_of(
 
 
 def service_of(name: str) -> str:
-    """The AWS service that a format is for, as the SDK names it."""
+    """The AWS service of a format, as the SDK names it."""
     return "s3" if name == "s3" else "dynamodb"
 
 
 def _foreign(name: str) -> type[ForeignTable]:
-    # One is imported: most processes need none of them.
+    # Only the one that is needed is imported; most processes need none.
     match name:
         case "amazon-lock-client":
             from airflow_dynamo_lock.core.foreign.amazon_lock_client import AmazonLockClient

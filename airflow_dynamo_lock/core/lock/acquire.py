@@ -84,13 +84,13 @@ class Acquiring:
         mine: dict[str, Waiter] = {}
         standing = False
         tell_position = on_change(on_position) if on_position else None
-        asker = RequestSlot(self.window)
+        slot = RequestSlot(self.window)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - now)
                 within = None if left is None else max(left, _ANSWER_WITHIN)
-                if not standing and left != 0 and not asker.may_ask():
-                    now = yield Sleep(asker.pause(poll_interval, self.requests.stamp().jitter, left))
+                if not standing and left != 0 and not slot.is_admitted():
+                    now = yield Sleep(slot.pause(poll_interval, self.requests.stamp().jitter, left))
                     continue
                 try:
                     if not mine or standing:
@@ -98,7 +98,7 @@ class Acquiring:
                             claims, within=within, undo=undo, mine=mine
                         )
                         if not isinstance(outcome, Busy):
-                            asker.answered()
+                            slot.answered()
                             if mine:
                                 yield from self._leave_with(outcome, mine, undo=undo)
                             return outcome
@@ -126,9 +126,9 @@ class Acquiring:
                     if mine and not standing:
                         yield from self.queue.enqueue(list(mine.values()), within)
                         standing = True
-                    asker.answered()
+                    slot.answered()
                 except LockUnavailableError as unavailable:
-                    asker.unanswered()
+                    slot.timed_out()
                     stamp = self.requests.stamp()
                     left = None if deadline is None else max(0.0, deadline - stamp.at)
                     if left == 0:
@@ -140,7 +140,7 @@ class Acquiring:
                         claims = [replace(each, lease_id=lease_id, former=former) for each in claims]
                         claim = next(each for each in claims if each.key == claim.key)
                     log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
-                    now = yield Sleep(asker.pause(poll_interval, stamp.jitter, left))
+                    now = yield Sleep(slot.pause(poll_interval, stamp.jitter, left))
                     continue
                 now = yield WaitForSlots(
                     claim.key,
@@ -163,7 +163,7 @@ class Acquiring:
                 )
             raise
         finally:
-            asker.gone()
+            slot.close()
 
     def _leave_with(
         self, granted: tuple[Granted, ...], mine: Mapping[str, Waiter], *, undo: bool
@@ -192,26 +192,26 @@ class Acquiring:
         :raises LockTimeoutError: they were not free in time.
         """
         deadline = None if timeout is None else now + timeout
-        asker = RequestSlot(self.window)
+        slot = RequestSlot(self.window)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - now)
-                if left != 0 and not asker.may_ask():
-                    now = yield Sleep(asker.pause(poll_interval, self.requests.stamp().jitter, left))
+                if left != 0 and not slot.is_admitted():
+                    now = yield Sleep(slot.pause(poll_interval, self.requests.stamp().jitter, left))
                     continue
                 try:
                     within = None if left is None else max(left, _ANSWER_WITHIN)
                     record, room = yield from self.look(key, slots, capacity, within)
                 except LockUnavailableError as unavailable:
-                    asker.unanswered()
+                    slot.timed_out()
                     stamp = self.requests.stamp()
                     left = None if deadline is None else max(0.0, deadline - stamp.at)
                     if left == 0:
                         raise
                     log.warning("Waiting for room in the lock %r: %s", key, unavailable)
-                    now = yield Sleep(asker.pause(poll_interval, stamp.jitter, left))
+                    now = yield Sleep(slot.pause(poll_interval, stamp.jitter, left))
                     continue
-                asker.answered()
+                slot.answered()
                 if room or record is None:
                     return record
                 if left == 0:
@@ -220,7 +220,7 @@ class Acquiring:
                     key, slots, takes=False, poll_interval=poll_interval, seconds=left, capacity=capacity
                 )
         finally:
-            asker.gone()
+            slot.close()
 
     def look(
         self, key: str, slots: int, capacity: int | None, within: float | None = None

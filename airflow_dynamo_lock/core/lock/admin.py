@@ -14,22 +14,20 @@ from airflow_dynamo_lock.core.effects import (
 )
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.requests import ROUNDS, Requests
-from airflow_dynamo_lock.core.model.capacity import (
-    PLAIN_OR_SHARED,
-    describe_kind,
-)
 from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockNotHeldError,
     LockRecordError,
     LockUnavailableError,
 )
+from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from airflow_dynamo_lock.core.model.outcomes import (
     Broken,
     CapacitySet,
 )
 from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.log import log
 
@@ -92,10 +90,10 @@ class Admin:
                     f"wait may be another one than the {record.capacity} that was set: set it to what they say, or try "
                     f"again then. {record.describe()}."
                 )
-            elif record.holders and record.capacity in PLAIN_OR_SHARED and not record.capacity_pinned:
+            elif record.holders and record.kind is not Kind.SEMAPHORE and not record.capacity_pinned:
                 raise CapacityMismatchError(
-                    f"The lock {key!r} is in use as {describe_kind(record.capacity)}, so its capacity cannot be set: "
-                    f"its holders do not expect to share it. {record.describe()}."
+                    f"The lock {key!r} is in use as {record.kind.describe(record.capacity)}, so its capacity "
+                    f"cannot be set: its holders do not expect to share it. {record.describe()}."
                 )
             else:
                 write = self.requests.format.set_capacity(key, capacity, record, stamp)
@@ -115,6 +113,7 @@ class Admin:
 
         :param at_once: do not wait. The next token may then be smaller than the last one.
         """
+        require(self.requests.format, Feature.FORGET)
         token_age_ms = ESTIMATE_BEHIND_MS + self.observer.max_clock_skew_ms
         record = yield from self.requests.get(key)  # which tells the server's time, too
         for _ in range(ROUNDS):
@@ -147,13 +146,13 @@ class Admin:
         """
         reply: Reply = yield self.requests.format.scan(cursor, prefix)
         records = []
+        has_queue = Feature.QUEUE in self.requests.format.features
         for item in reply.output.get("Items", ()):
             try:
                 record = self.requests.format.record(item, reply.server_ms)
-                if not (
-                    self.requests.format.has_queue and record.key.startswith(WAITING_PREFIX)
-                ):  # processes of those who wait
-                    records.append(record)
+                if has_queue and record.key.startswith(WAITING_PREFIX):
+                    continue  # the lease of a waiting process, no lock
+                records.append(record)
             except LockRecordError as damaged:
                 # The others are listed all the same.
                 (on_damaged or partial(log.warning, "%s"))(damaged)

@@ -21,7 +21,6 @@ from airflow_dynamo_lock.core.lock.release import Releasing
 from airflow_dynamo_lock.core.lock.requests import CONFLICT_PAUSE, ROUNDS, Requests
 from airflow_dynamo_lock.core.model.capacity import (
     choose_dead,
-    compatible,
     has_capacity,
     with_pinned_capacity,
 )
@@ -31,7 +30,7 @@ from airflow_dynamo_lock.core.model.errors import (
     LockUnavailableError,
     LockValueError,
 )
-from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.kind import Kind, compatible
 from airflow_dynamo_lock.core.model.outcomes import (
     Busy,
     Granted,
@@ -207,7 +206,7 @@ class Attempting:
             return (yield from self._choose(claim, *seen, None, within))
         view = yield from self.queue.reader.look(claim, mine, within)
         self.queue.discard(claim.key, view.dead)
-        if not view.standing and mine is not None:
+        if not view.enqueued and mine is not None:
             yield from self.queue.enqueue([mine], within)
         return (yield from self._choose(claim, view.record, view.reply, view, within))
 
@@ -267,7 +266,7 @@ class Attempting:
         if not record.holders:
             return Take(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
         has_room = record.capacity == claim.capacity and record.available >= claim.slots + leave
-        clears = claim.capacity == SHARED and dead
+        clears = claim.kind is Kind.SHARED and dead
         if has_room and not clears:
             return Take(claim, stamp, self.requests.format.acquire_slots(claim, stamp, record, turn, leave))
         victims = choose_dead(claim, record, dead, leave)

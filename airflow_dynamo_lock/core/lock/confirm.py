@@ -85,15 +85,15 @@ class Confirming:
         claim, stamp = write.claim, write.stamp
         token, acquired_at_ms = record.token, record.holders[claim.lease_id].acquired_at_ms or stamp.best_ms
         # Of a token that is far from where a good clock would have seeded it, nobody has been told.
-        seed_is_wrong = record.unproven and not _close(reply, token)
+        seed_is_wrong = record.unverified and not _close(reply, token)
         by_host = stamp.server_ms is None and reply.server_ms is None
-        undated = by_host and (record.unproven or record.holders[claim.lease_id].renewed_at_ms is not None)
+        undated = by_host and (record.unverified or record.holders[claim.lease_id].renewed_at_ms is not None)
         time_is_wrong = not _close(reply, record.holders[claim.lease_id].renewed_at_ms)
         if undated or seed_is_wrong or time_is_wrong:
             stamp = yield from self.requests.fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), None)
             acquired_at_ms = stamp.best_ms
             if (
-                record.unproven
+                record.unverified
                 and not undated
                 and not 0 <= token - acquired_at_ms <= _AHEAD_MS + self.observer.max_clock_skew_ms
             ):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from airflow_dynamo_lock.core.effects import Operation, Sleep
 from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.edits import Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockError
 from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
@@ -52,9 +53,9 @@ class Presence:
             process = self.queue.own.process
             try:
                 if alive:
-                    alive = not isinstance(
-                        (yield from self.operations.renewing.heartbeat(process, process, PRESENCE_MS)), Lost
-                    )
+                    renewing = self.operations.renewing
+                    outcome = yield from renewing.renew(process, process, PRESENCE_MS, Heartbeat())
+                    alive = not isinstance(outcome, Lost)
                 if not alive:
                     claim = Claim(process, process, "waiting", PRESENCE_MS, PRESENCE_MS, fair=False)
                     alive = isinstance(

@@ -1,4 +1,4 @@
-"""Release a lease: at once, when the last process has left, or when its minimum time is over (R5, R8)."""
+"""Release leases: at once, when the last process leaves, or when the minimum time is over (R5, R8)."""
 
 from __future__ import annotations
 
@@ -6,29 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from airflow_dynamo_lock.core.effects import (
-    Operation,
-    Reply,
-)
+from airflow_dynamo_lock.core.effects import Operation, Reply
 from airflow_dynamo_lock.core.lock.renew import Renewing
 from airflow_dynamo_lock.core.lock.requests import Requests
-from airflow_dynamo_lock.core.model.errors import (
-    LockRecordError,
-    LockUnavailableError,
-)
+from airflow_dynamo_lock.core.model.edits import Drain
+from airflow_dynamo_lock.core.model.errors import LockRecordError, LockUnavailableError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
-from airflow_dynamo_lock.core.model.outcomes import (
-    Draining,
-    Lost,
-    Released,
-    Renewed,
-)
+from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed
 from airflow_dynamo_lock.log import log
 
 
 @dataclass(frozen=True)
 class Releasing:
-    """Releases leases. An uncontended release is one request."""
+    """Releases leases. A release takes one request if no process is inside and no `min_hold` is left."""
 
     requests: Requests
     renewing: Renewing
@@ -36,7 +26,7 @@ class Releasing:
     def leave(
         self, key: str, lease_id: str, process: str, slots: int, lease_ms: int, grace_ms: int
     ) -> Operation[Released | Renewed | Lost]:
-        """Note that a guarded process has left; the last one to leave an abandoned lease releases it (rule R8)."""
+        """Remove a guarded process that has left. The last one to leave a draining lease releases it (R8)."""
         reply = yield from self.requests.write(
             partial(self.requests.format.leave, key, lease_id, process, lease_ms)
         )
@@ -53,9 +43,9 @@ class Releasing:
     def release(
         self, key: str, lease_id: str, slots: int, grace_ms: int, *, confirmed: bool
     ) -> Operation[Released | Draining | Lost]:
-        """Give the slots back; while processes are inside, abandon the lease instead (rule R8).
+        """Free the slots. While processes are inside, drain the lease instead (R8).
 
-        :param confirmed: somebody was told of the grant.
+        :param confirmed: the caller received the grant.
         """
         release = partial(self.requests.format.release, key, lease_id, slots, confirmed=confirmed)
         retried = False
@@ -72,41 +62,40 @@ class Releasing:
         record, _ = yield from self.requests.record_after(key, reply, None)
         holder = record.holders.get(lease_id) if record is not None else None
         if holder is not None and holder.ours:
-            slots = holder.slots  # a lease that came from elsewhere may say another number
+            slots = holder.slots  # a lease from an XCom may have another number
             if holder.cooling_down:
                 return Released(holder.hold_until_ms)
-            stamp = self.requests.stamp()
-            # Not longer than was asked for, should the time have been a wrong clock's.
+            now_ms = self.requests.stamp().best_ms
+            # At most `min_hold`, even if the clock that wrote these times was wrong.
             until_ms = holder.hold_until_ms or 0
-            rest_ms = min(until_ms - stamp.best_ms, until_ms - (holder.acquired_at_ms or 0))
+            rest_ms = min(until_ms - now_ms, until_ms - (holder.acquired_at_ms or 0))
             if not holder.processes and rest_ms > 0:
-                reply = yield from self.requests.write(
-                    partial(self.requests.format.cool_down, key, holder, rest_ms)
-                )
+                reply = yield from self.renewing.cool_down(key, holder, rest_ms)
                 if reply.refused:
                     return (yield from self.release(key, lease_id, slots, grace_ms, confirmed=confirmed))
                 return Released(holder.hold_until_ms)
-            if not holder.processes and 0 < until_ms <= stamp.best_ms:
-                # The time is over; the first write was refused because its sender did not know the server's time.
+            if not holder.processes and 0 < until_ms <= now_ms:
+                # `min_hold` is over; the first write was refused because its sender did not know the server's time.
                 return (yield from self.release(key, lease_id, slots, grace_ms, confirmed=confirmed))
-            abandon = partial(self.requests.format.drain, key, lease_id, grace_ms)
-            outcome = yield from self.renewing.renew(
-                key, lease_id, grace_ms, abandon, None, unless_draining=True
-            )
+            outcome = yield from self.renewing.renew(key, lease_id, grace_ms, Drain())
             if isinstance(outcome, Draining) or (isinstance(outcome, Renewed) and outcome.holder.processes):
                 return Draining(outcome.holder)
             if isinstance(outcome, Renewed):
-                # The last process left between the two writes and could not know that it was to release.
+                # The last process left between the two writes, and did not know that it was to release.
                 return (yield from self.release(key, lease_id, slots, grace_ms, confirmed=confirmed))
             record = outcome.record
-        # Not there: the attempt before the refused one has removed it, or it was gone already (rule R5).
+        # The lease is gone: by an earlier attempt of this release (R5), or it was lost before.
         return Released() if retried else Lost(record)
 
     def release_all(
         self, leases: Sequence[Lease], *, confirmed: bool
     ) -> Operation[list[Released | Draining | Lost]]:
-        """Give all of them back, in one request if that is possible for all of them."""
-        unsure = False
+        """Release several leases, in one request if that is possible.
+
+        :param confirmed: the caller received the grants.
+        :raises LockRecordError: a record is damaged; the other leases are released.
+        """
+        maybe_released = False
         if len(leases) > 1:
             releases = [
                 self.requests.format.release(
@@ -118,11 +107,11 @@ class Releasing:
                 reply: Reply = yield self.requests.format.transaction(releases)
                 if not reply.refused:
                     return [Released() for _ in leases]
-                unsure = reply.retried
+                maybe_released = reply.retried
             except LockUnavailableError as unknown:
-                unsure = unknown.maybe_applied
+                maybe_released = unknown.maybe_applied
             except LockRecordError as damaged:
-                log.debug("Giving %s back one by one: %s", LeaseSet(tuple(leases)), damaged)
+                log.debug("Releasing %s one by one: %s", LeaseSet(tuple(leases)), damaged)
         outcomes: list[Released | Draining | Lost] = []
         broken: LockRecordError | None = None
         for lease in leases:
@@ -131,10 +120,10 @@ class Releasing:
                     lease.key, lease.lease_id, lease.slots, lease.grace_ms, confirmed=confirmed
                 )
             except LockRecordError as damaged:
-                broken = damaged  # no reason to leave the others
+                broken = damaged  # release the other leases first
                 continue
-            # Not there: the transaction has removed it (rule R5).
-            outcomes.append(Released() if unsure and isinstance(outcome, Lost) else outcome)
+            # The transaction may have removed the lease (R5).
+            outcomes.append(Released() if maybe_released and isinstance(outcome, Lost) else outcome)
         if broken is not None:
             raise broken
         return outcomes

@@ -1,4 +1,4 @@
-"""What a caller wants to hold, and what a renewal changes."""
+"""A claim: one attempt to acquire slots of a lock."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.record import Holder, Waiter
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What somebody wants to hold, and as whom.
+    """One attempt to acquire slots of one lock.
 
-    :ivar min_hold_ms: a released lock is not handed on sooner than so long after it was acquired, milliseconds.
-    :ivar fair: it does not overtake those who wait, and waits in line itself (`protocol.line`).
-    :ivar priority: whose waiting is how urgent: larger is sooner.
-    :ivar only_existing: it is for a lock of which there is a record.
-    :ivar former: lease ids of this very claim, whose writes may have been applied or may still be (rule R5).
-    :ivar attempt_of: names the thing of which this is one attempt (in Airflow: one task of one run). An earlier
-        attempt's lease (smaller lease id) is given up for the later one (rule R8). Kept in the holder's ``about``.
+    :ivar lease_id: new for each attempt (R7, one lease id per attempt). A later attempt has a larger id.
+    :ivar owner: name of the holder, for people to read.
+    :ivar lease_ms: how long the lease lasts after a heartbeat, milliseconds.
+    :ivar grace_ms: how long a drained lease lasts while processes are inside (R8), milliseconds.
+    :ivar data: the lock's data from then on; None keeps what is there.
+    :ivar about: details of the holder (in Airflow: DAG, run, task, try).
+    :ivar attempt_of: names the work that this is one attempt at (in Airflow: one task of one run). A later attempt
+        supersedes the lease of an earlier one (R8). Stored in the holder's ``about``.
+    :ivar min_hold_ms: shortest time from acquisition to the next grant of the slots, milliseconds.
+    :ivar fair: waits in the queue and does not overtake other waiters.
+    :ivar priority: position in the queue; a higher priority is granted first.
+    :ivar only_existing: the lock must have a record already.
+    :ivar former: earlier lease ids of this claim whose writes may have been applied, or may still be (R5).
     """
 
     key: str
@@ -38,23 +45,15 @@ class Claim:
     only_existing: bool = False
     former: frozenset[str] = frozenset()
 
+    @property
+    def kind(self) -> Kind:
+        """The kind of lock that the claim is for."""
+        return Kind.of(self.capacity)
+
     def supersedes(self, holder: Holder | Waiter) -> bool:
-        """Whether `holder` is an earlier attempt at the same thing."""
+        """Whether `holder` is an earlier attempt at the same work."""
         return holder.lease_id in self.former or (
             self.attempt_of is not None
             and holder.about.get("attempt_of") == self.attempt_of
             and holder.lease_id < self.lease_id
         )
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a heartbeat changes besides.
-
-    :ivar lease_ms: how long the lease lasts from then on, milliseconds; None if that stays. Never less than before:
-        somebody may count on it.
-    :ivar data: the lock's data; None if they stay, empty if there are to be none.
-    """
-
-    lease_ms: int | None = None
-    data: Mapping[str, Any] | None = field(default=None, repr=False)

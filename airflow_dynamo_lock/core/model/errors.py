@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose, one sentence each: what was wrong, with what, what to do."""
+"""The errors of this package. A message is one sentence: what was wrong, with what, and what to do."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
 
 
 class LockError(Exception):
-    """Base of all errors of this package."""
+    """Base class of all errors of this package."""
 
 
 class LockValueError(LockError, ValueError):
-    """An argument that can never work: an empty key, a negative time, more slots than capacity."""
+    """An argument can never work: an empty key, a negative time, more slots than capacity."""
 
 
 class LockTimeoutError(LockError, TimeoutError):
-    """The lock was not free in time. The message names who holds it.
+    """The lock was not free in time. The message names its holders.
 
-    :ivar record: the lock as it was last seen, or None if it never could be read.
+    :ivar record: the lock as it was last read, or None if no read succeeded.
     """
 
     def __init__(self, message: str, record: LockRecord | None = None) -> None:
@@ -28,11 +28,11 @@ class LockTimeoutError(LockError, TimeoutError):
 
 
 class LockLostError(LockError):
-    """The lease ended while its holder still counted on it: expired, reclaimed, broken or draining."""
+    """The lease ended while its holder relied on it: it expired, or was reclaimed, broken or drained."""
 
 
 class LockNotFoundError(LockError):
-    """There is no record of the lock, and it was to be taken only if there is one."""
+    """The lock has no record, and the caller set `only_existing`."""
 
     @classmethod
     def of(cls, key: str) -> LockNotFoundError:
@@ -44,7 +44,7 @@ class LockNotFoundError(LockError):
 
 
 class LockNotHeldError(LockError):
-    """The lease that was to be renewed or broken is not among the holders of the lock."""
+    """The lease to be renewed or broken is not among the holders of the lock."""
 
 
 class CapacityMismatchError(LockError):
@@ -56,21 +56,21 @@ class LockTableError(LockError):
 
 
 class LockRecordError(LockTableError):
-    """A record in the lock table does not look like a lock: another program wrote or damaged it."""
+    """A record in the lock table is not a lock: another program wrote or damaged it."""
 
 
 class LockVersionError(LockRecordError):
-    """A newer version of this package wrote the record, in a format that this version does not know (R13)."""
+    """A newer version of this package wrote the record in a format that this version does not know (R13)."""
 
 
 class LockAccessError(LockError):
-    """AWS refused the call or could not tell who calls: no permission, no or expired credentials, no region."""
+    """AWS refused the request: missing permission, missing or expired credentials, no region."""
 
 
 class LockUnavailableError(LockError):
-    """DynamoDB could not be reached, or did not serve the request: network, throttling, an error of its own.
+    """DynamoDB could not be reached or did not serve the request: network, throttling, a server error.
 
-    :ivar maybe_applied: the write may have taken effect all the same; only the record can tell.
+    :ivar maybe_applied: the write may have taken effect; only the record shows it.
     """
 
     def __init__(self, message: str, *, maybe_applied: bool) -> None:
@@ -79,4 +79,4 @@ class LockUnavailableError(LockError):
 
 
 class LockConflictError(LockUnavailableError):
-    """Another write to the record was on its way, such as a heartbeat for a set of locks: over in a moment."""
+    """DynamoDB refused the request because another write to the same record was in progress. A retry succeeds."""

@@ -1,4 +1,4 @@
-"""A lease: one grant of a lock, and how long its holder may count on it."""
+"""A lease: one grant of a lock, and how long its holder may rely on it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from airflow_dynamo_lock.core.model.text import utc
 
 
 class Term:
-    """How long a lease can be counted on, by its holder's own clock (rule R4).
+    """How long a lease is valid by the clock of its own process (R4, the holder gives up first).
 
-    Shared by everything that holds or renews one lease, in one process.
+    All objects of one process that hold or renew the same lease share its term.
 
-    :ivar process: id of the process that made it. A fork of that process has a copy, and may not release the lease.
+    :ivar process: id of the process that acquired the lease. A fork has a copy of the term, but may not release.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -37,24 +37,24 @@ class Term:
 
     @property
     def until(self) -> float:
-        """The monotonic moment up to which the lease is valid."""
+        """The end of the lease, monotonic seconds."""
         return self._until
 
     @property
     def lost(self) -> str | None:
-        """Why the lease is lost for good, or None."""
+        """Why the lease is lost; None if it is not."""
         return self._lost
 
     def renewed(self, sent_at: float, lease_ms: int) -> None:
-        """A write that proves us alive was *sent* at `sent_at` and has succeeded."""
+        """Extend the term: a heartbeat that was *sent* at `sent_at` (monotonic seconds) has succeeded."""
         self._until = max(self._until, sent_at + lease_ms / 1000 * (1 - MARGIN))
 
     def lose(self, why: str) -> None:
-        """The lease is gone, whatever time is left. Once lost, always lost."""
+        """End the lease at once and for good. The first reason is kept."""
         self._lost = self._lost or why
 
     def remaining(self) -> float:
-        """Seconds for which the lease is still valid; 0 if it is lost."""
+        """Remaining time in seconds; 0 if the lease is lost."""
         return 0.0 if self._lost else max(0.0, self._until - self._now())
 
 
@@ -63,16 +63,19 @@ class Term:
 class Lease:
     """One grant of a lock.
 
-    :ivar key: the locked resource.
-    :ivar lease_id: unique to this grant attempt.
-    :ivar token: the fencing token: larger than that of any earlier grant of this key (rule R10). 0 in a format that has
-        none, where it fences nothing.
-    :ivar owner: who holds it, for people to read.
-    :ivar acquired_at_ms: when, epoch milliseconds.
-    :ivar lease_ms: how long it lasts after a heartbeat, milliseconds.
-    :ivar grace_ms: how long it lasts once it was given back while processes were inside (rule R8), milliseconds.
-    :ivar took_over: it was taken from a holder that died, and may have left its work half done.
+    :ivar key: name of the lock.
+    :ivar lease_id: unique id of the attempt that acquired the lease.
+    :ivar token: fencing token, larger than that of any earlier grant of this key (R10). 0 in a table format without
+        fencing tokens.
+    :ivar owner: name of the holder, for people to read.
+    :ivar slots: number of slots that the lease holds.
+    :ivar capacity: number of slots that the lock has.
+    :ivar lease_ms: how long the lease lasts after a heartbeat, milliseconds.
+    :ivar grace_ms: how long a drained lease lasts while processes are inside (R8), milliseconds.
+    :ivar acquired_at_ms: time of the grant, epoch milliseconds.
+    :ivar took_over: slots came from a dead holder that may have left its work half done.
     :ivar reclaimed: the dead holders whose slots this grant took over.
+    :ivar term: validity in this process; None in a lease that was made from an XCom.
     """
 
     key: str
@@ -90,29 +93,30 @@ class Lease:
 
     @property
     def acquired_at(self) -> datetime:
+        """Time of the grant."""
         return utc(self.acquired_at_ms)
 
     def remaining(self) -> float:
-        """Seconds for which this process may still count on the lease. 0 when it is lost or was never renewed here."""
+        """Seconds for which this process may rely on the lease; 0 if it is lost or was never renewed here."""
         return self.term.remaining() if self.term else 0.0
 
     def check(self) -> None:
-        """Return if the lease is valid, without asking anyone.
+        """Return if the lease is valid. Sends no request.
 
-        :raises LockLostError: it is lost, or its time has run out.
+        :raises LockLostError: the lease is lost or has run out.
         """
         if self.remaining() <= 0:
             why = (self.term.lost if self.term else None) or "no heartbeat has succeeded in time"
             raise LockLostError(f"The lock {self.key!r} (lease {self.lease_id}) is lost: {why}.")
 
     def as_dict(self) -> dict[str, Any]:
-        """The lease as plain JSON values, e.g. for an XCom. `from_dict` is the way back."""
+        """The lease as JSON values, for example for an XCom. `from_dict` reads them."""
         return {name: getattr(self, name) for name in _LEASE_VALUES}
 
     def checked(self) -> Lease:
-        """Itself, if requests can be made of it. One that was made from an XCom may have been changed on the way.
+        """Return the lease if its values are valid; an XCom may have been changed.
 
-        :raises LockValueError: it could never name a lease.
+        :raises LockValueError: a value is not valid.
         """
         checked_key(self.key)
         checked_id("A lease id", self.lease_id)
@@ -124,15 +128,12 @@ class Lease:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], term: Term | None = None) -> Lease:
-        """A lease from `as_dict`'s values. Without a `term` it names a lease, but is not valid until renewed.
+        """A lease from the values of `as_dict`. Without a `term` it is not valid in this process before a renewal.
 
-        :raises LockValueError: these do not describe one.
+        :raises LockValueError: the values do not describe a lease.
         """
         try:
-            given = {
-                name: values[name] for name in _LEASE_VALUES if name in values or name not in _LEASE_OPTIONAL
-            }
-            return cls(**given, term=term).checked()
+            return cls(**{name: values[name] for name in _LEASE_VALUES}, term=term).checked()
         except (KeyError, TypeError) as wrong:
             raise LockValueError(
                 f"This is not what a task that acquires a lock has as its result, but of type {type(values).__name__}, "
@@ -143,9 +144,9 @@ class Lease:
 @final
 @dataclass(frozen=True)
 class LeaseSet:
-    """The grants of several locks that were taken together, and are kept and given back together.
+    """The leases of several locks that were acquired together, and are renewed and released together.
 
-    :ivar leases: in the order of the keys that were asked for.
+    :ivar leases: the leases, in the order of the requested keys.
     """
 
     leases: tuple[Lease, ...]
@@ -157,7 +158,7 @@ class LeaseSet:
         return len(self.leases)
 
     def __getitem__(self, key: str) -> Lease:
-        """The lease of that key."""
+        """The lease of the lock `key`."""
         return {lease.key: lease for lease in self.leases}[key]
 
     def __str__(self) -> str:
@@ -165,20 +166,16 @@ class LeaseSet:
         return f"{', '.join(repr(each.key) for each in self.leases)} (lease {self.leases[0].lease_id})"
 
     def remaining(self) -> float:
-        """Seconds for which this process may still count on all of them."""
+        """Seconds for which this process may rely on all leases."""
         return min(lease.remaining() for lease in self.leases)
 
     def check(self) -> None:
-        """Return if all of them are valid, without asking anyone.
+        """Return if all leases are valid. Sends no request.
 
-        :raises LockLostError: one is lost, or its time has run out.
+        :raises LockLostError: a lease is lost or has run out.
         """
         for lease in self.leases:
             lease.check()
 
 
 _LEASE_VALUES = tuple(each.name for each in fields(Lease) if each.name not in ("reclaimed", "term"))
-
-
-# Leases of a version that did not know it yet are read all the same.
-_LEASE_OPTIONAL = ("took_over",)

@@ -1,56 +1,44 @@
-"""Named limits, each with its reason: DynamoDB's own, and those that the safety argument needs (docs/argument.md)."""
+"""Limits, each with its reason: DynamoDB's own, and those that the safety argument needs (docs/argument.md)."""
 
 from __future__ import annotations
 
-#: No time is longer than this, in seconds: thirty years, about what an operating system lets a thread wait.
+#: Longest time that an option accepts, in seconds: about thirty years, and no more than a thread can wait.
 LONGEST_TIME = 1e9
 
-
-#: How long a record is kept after its last write, in seconds: by then DynamoDB's TTL may delete it.
+#: DynamoDB's TTL may delete a record this long after its last write, in seconds.
 RETENTION = 7 * 24 * 3600
 
-
-#: The least `max_clock_skew`, in seconds. The argument of rule R3 takes this much of it for itself: a stamp may be up
-#: to 3 s early, and one that arrives late up to 2 s older than the one that it replaces.
+#: Lowest `max_clock_skew`, in seconds. R3 (proof of death) uses up this much of it: a stamp may be 3 s early, and a
+#: write that arrives late may carry a stamp 2 s older than the one that it replaces.
 MIN_CLOCK_SKEW = 5.0
 
-
-#: No lock has more slots than this.
+#: Highest number of slots of a lock.
 MAX_SLOTS = 10**9
 
-
-#: The capacity of a lock that is held in shared mode: a semaphore that nobody can exhaust.
+#: Capacity of a lock in shared mode: readers never run out of slots.
 SHARED = MAX_SLOTS
 
-
-#: Whose waiting is how urgent: from minus this to this, the larger the sooner.
+#: Priorities run from the negative of this to this; a higher one is granted first.
 MAX_PRIORITY = 999
 
-
-#: Keys that begin like this are the leases by which processes that wait show that they live (`protocol.line`).
+#: Prefix of the keys under which waiting processes renew a lease of their own (`core/lock/presence.py`).
 WAITING_PREFIX = "waiting:"
 
-
-#: What a transaction of DynamoDB takes: so many locks can be taken together.
+#: Highest number of locks acquired together: DynamoDB's limit for a transaction.
 MAX_KEYS = 100
-
 
 #: DynamoDB's limit for a partition key, in bytes of UTF-8.
 MAX_KEY_BYTES = 2048
 
-
-#: Ours for the id of a lease or of a process. They stand in the record, and in every request about them.
+#: Our limit for the id of a lease or a process, in bytes. Ids are part of the record and of most requests.
 MAX_ID_BYTES = 1024
 
-
-#: The share of a lease that its holder does without (rule R4): two machines' clocks may run at rates that differ by
-#: this much, and a holder still gives up before another may take over.
+#: Share of a lease that its holder does not use (R4, the holder gives up first). The clocks of two machines may differ
+#: in rate by this much.
 MARGIN = 0.1
 
-
-#: How long a lease lasts after it was abandoned while processes were inside (rule R8), in seconds.
+#: Default of `release_grace`, in seconds: how long a drained lease lasts while processes are inside (R8).
 RELEASE_GRACE = 15.0
 
-
-# The end of the year 9999, epoch milliseconds: what a datetime can show. No lease is as long.
+#: Last millisecond of the year 9999, the latest time that a `datetime` can represent.
 LAST_MS = 253_402_300_799_999

@@ -1,4 +1,4 @@
-"""The results of operations on a lock."""
+"""The outcomes of operations on a lock. A lost race is an outcome, not an error: the caller decides what it means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from airflow_dynamo_lock.core.model.text import readable
 
 @dataclass(frozen=True)
 class Granted:
-    """The lock is ours. `sent_at` is when the write that took it was about to be sent: the lease counts from then."""
+    """The claim holds the lock.
+
+    :ivar token: the fencing token.
+    :ivar sent_at: when the stamp of the write was made, monotonic seconds: the lease counts from then.
+    :ivar took_over: slots came from a dead holder that may have left its work half done.
+    :ivar reclaimed: the dead holders whose slots this grant took over.
+    """
 
     claim: Claim
     token: int
@@ -23,13 +29,13 @@ class Granted:
 
 @dataclass(frozen=True)
 class Busy:
-    """The lock is taken; `record` says by whom. Or it is `ahead` who are to have it first."""
+    """The lock has no slots for the claim: holders have them (`record`), or earlier waiters get them (`ahead`)."""
 
     record: LockRecord
     ahead: tuple[Waiter, ...] = ()
 
     def describe(self) -> str:
-        """Who is in the way."""
+        """The holders, or the first of the earlier waiters, for an error or a log line."""
         if not self.ahead:
             return self.record.describe()
         first, more = readable(self.ahead[0].owner), len(self.ahead) - 1
@@ -42,7 +48,11 @@ class Busy:
 
 @dataclass(frozen=True)
 class Renewed:
-    """The heartbeat was written. `holder` is the lease as it stands now (it may be `draining`)."""
+    """The heartbeat was written.
+
+    :ivar holder: the lease as the record shows it now; it may be `draining`.
+    :ivar sent_at: when the stamp of the write was made, monotonic seconds: the lease counts from then.
+    """
 
     holder: Holder
     sent_at: float
@@ -50,7 +60,10 @@ class Renewed:
 
 @dataclass(frozen=True)
 class Lost:
-    """The lease is not among the holders (any more). `record` shows who is, None if there is no record."""
+    """The lease is not, or no longer, among the holders.
+
+    :ivar record: the lock as it is now; None if it has no record.
+    """
 
     record: LockRecord | None
 
@@ -59,7 +72,7 @@ class Lost:
         return False
 
     def describe(self) -> str:
-        """What became of the lock, for an error message."""
+        """What happened to the lease, for an error message."""
         if self.record is None or not self.record.holders:
             return "it was released, broken or reclaimed, and nobody holds the lock now"
         return f"it was released, broken or reclaimed. {self.record.describe()}"
@@ -67,14 +80,20 @@ class Lost:
 
 @dataclass(frozen=True)
 class Released:
-    """The slots are free again; or will be at `hold_until_ms`, epoch milliseconds, if they are to be held so long."""
+    """The slots are free again.
+
+    :ivar hold_until_ms: the slots are free only from then on because of `min_hold`, epoch milliseconds; None: now.
+    """
 
     hold_until_ms: int | None = None
 
 
 @dataclass(frozen=True)
 class StillHeld:
-    """The lease was acquired `times` more often than it was given back, by an owner that asked for that."""
+    """A re-entrant lease needs further releases.
+
+    :ivar times: the number of releases left.
+    """
 
     times: int
 
@@ -85,14 +104,20 @@ class StillHeld:
 
 @dataclass(frozen=True)
 class CapacitySet:
-    """The lock has another capacity; `record` is how it stands now."""
+    """The capacity of the lock was set.
+
+    :ivar record: the lock as it is now.
+    """
 
     record: LockRecord
 
 
 @dataclass(frozen=True)
 class Draining:
-    """Processes are still inside, so the lease was shortened to a grace and no process may enter (R8)."""
+    """Processes are inside, so the lease was shortened to its grace and no further process may enter (R8).
+
+    :ivar holder: the lease as the record shows it now.
+    """
 
     holder: Holder
 
@@ -103,6 +128,6 @@ class Draining:
 
 @dataclass(frozen=True)
 class Broken:
-    """A person took the lease away from `holder`, whose processes may not know it yet."""
+    """A person removed the lease of `holder`. Its processes learn it from their next heartbeat."""
 
     holder: Holder

@@ -1,4 +1,4 @@
-"""What the table shows: a lock's record, its holders, its waiters."""
+"""What the table shows of a lock: its record, its holders and its waiters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.text import readable, utc
 
 
@@ -15,22 +15,25 @@ from airflow_dynamo_lock.core.model.text import readable, utc
 class Holder:
     """One lease as the record shows it.
 
-    :ivar lease_ms: how long it lasts after a heartbeat, milliseconds.
-    :ivar grace_ms: how long it lasts once it is abandoned (rule R8), milliseconds: its processes count on no more.
-    :ivar version: changes with every sign of life.
-    :ivar acquired_at_ms: when it was granted, epoch milliseconds, for people to read; None where a foreign format does
-        not tell.
-    :ivar renewed_at_ms: the last heartbeat in *server* time, epoch milliseconds; None if the writer did not know it.
-    :ivar processes: the guarded processes that have entered and not left: process id → when it entered, epoch ms.
-    :ivar draining: it was abandoned (rule R8): nobody may enter any more.
-    :ivar hold_until_ms: it is not handed on before that time, epoch milliseconds; None if its holder asked for nothing
-        of the kind.
-    :ivar cooling_down: it was released before then. Nobody works under it any more; it runs out when the time is over.
-    :ivar took_over: it was taken from a dead holder.
-    :ivar about: who the holder is, in detail (in Airflow: dag, run, task, …).
-    :ivar expires_at_ms: when the lease of another library's client runs out by that client's clock, epoch milliseconds;
-        None where that is not what counts.
-    :ivar ours: False for a holder that is another library's.
+    :ivar lease_id: unique id of the attempt that acquired the lease.
+    :ivar owner: name of the holder, for people to read.
+    :ivar slots: number of slots that the lease holds.
+    :ivar lease_ms: how long the lease lasts after a heartbeat, milliseconds.
+    :ivar grace_ms: how long it lasts once it is drained (R8), milliseconds. Its processes never rely on more.
+    :ivar version: changes with each heartbeat.
+    :ivar acquired_at_ms: time of the grant, epoch milliseconds, for people to read; None if a foreign format does not
+        store it.
+    :ivar renewed_at_ms: time of the last heartbeat in *server* time, epoch milliseconds; None if the writer did not
+        know it.
+    :ivar processes: guarded processes inside the lock: process id → time of entry, epoch milliseconds.
+    :ivar draining: the lease ends with its grace, and no process may enter (R8).
+    :ivar hold_until_ms: the slots stay taken until then because of `min_hold`, epoch milliseconds; None: no limit.
+    :ivar cooling_down: released before `hold_until_ms`. No process works under the lease; it ends by itself.
+    :ivar took_over: slots came from a dead holder that may have left its work half done.
+    :ivar about: details of the holder (in Airflow: DAG, run, task, try).
+    :ivar expires_at_ms: end of the lease by the clock of another library's client, epoch milliseconds; None where the
+        format does not store it.
+    :ivar ours: False for a holder of another library.
     """
 
     lease_id: str
@@ -52,14 +55,19 @@ class Holder:
 
     @property
     def acquired_at(self) -> datetime | None:
+        """Time of the grant; None if a foreign format does not store it."""
         return None if self.acquired_at_ms is None else utc(self.acquired_at_ms)
 
     @property
     def renewed_at(self) -> datetime | None:
+        """Time of the last heartbeat; None if unknown."""
         return None if self.renewed_at_ms is None else utc(self.renewed_at_ms)
 
     def describe(self, now_ms: int | None) -> str:
-        """Who holds it, for an error or a log: ``prod/etl/… since 03:12 UTC, last heartbeat 4 s ago``."""
+        """The holder for an error or a log line: ``prod/etl/… since 03:12 UTC, last heartbeat 4 s ago``.
+
+        :param now_ms: server time when the record was read, epoch milliseconds; None if unknown.
+        """
         text = readable(self.owner)
         if (since := self.acquired_at) is not None:
             same_day = now_ms is not None and utc(now_ms).date() == since.date()
@@ -81,19 +89,20 @@ class Holder:
 class LockRecord:
     """A lock as the table shows it.
 
-    :ivar capacity: slots in all. A mutex has 1; a lock that is held in shared mode has `limits.SHARED`.
-    :ivar available: slots free; less than none, after the capacity was reduced below what is held.
-    :ivar capacity_pinned: somebody has set the capacity: it counts, whatever claims say.
-    :ivar last_ticket: how many have ever joined the line of those who wait (`protocol.line`).
-    :ivar queue_head: nobody stands in line before this place; None if there is no line.
+    :ivar key: name of the lock.
+    :ivar capacity: number of slots. A plain lock has 1, a lock in shared mode `limits.SHARED`.
+    :ivar available: number of free slots; negative after the capacity was set below what is held.
     :ivar holders: lease id → holder.
-    :ivar token: the last fencing token handed out; 0 in a format that has none.
-    :ivar last_freed_at_ms: when a holder last went (released, broken or reclaimed), epoch milliseconds, as its writer
-        estimated the time.
-    :ivar token_base: whether the time that the first token was taken from is ``unverified`` or ``verified``.
-    :ivar data: the user's own map, None if there is none.
-    :ivar expires_at: epoch seconds after which DynamoDB may delete an idle record.
-    :ivar read_at_ms: server time of the response that showed the record, epoch milliseconds; None if not known.
+    :ivar token: last fencing token granted; 0 in a table format without fencing tokens.
+    :ivar data: the user's map; None if there is none.
+    :ivar expires_at: time after which DynamoDB may delete an idle record, epoch seconds.
+    :ivar read_at_ms: server time of the response that showed the record, epoch milliseconds; None if unknown.
+    :ivar last_freed_at_ms: time at which a slot was last freed (released, broken or reclaimed) as its writer estimated
+        it, epoch milliseconds.
+    :ivar token_base: whether the time from which tokens count is ``unverified`` or ``verified`` (R10).
+    :ivar capacity_pinned: the capacity was set with `set_capacity`, and overrides the capacity of claims.
+    :ivar last_ticket: number of tickets that the queue has given out.
+    :ivar queue_head: place of the first waiter, or a place before it; None if the queue is empty.
     """
 
     key: str
@@ -111,17 +120,22 @@ class LockRecord:
     queue_head: str | None = None
 
     @property
-    def mode(self) -> str:
-        """``"shared"`` while it is held by some who share it, else ``"exclusive"``."""
-        return "shared" if self.holders and self.capacity == SHARED else "exclusive"
+    def kind(self) -> Kind:
+        """The kind of lock that the record's capacity makes it."""
+        return Kind.of(self.capacity)
 
     @property
-    def unproven(self) -> bool:
-        """Whether nobody has compared the time that the first token was taken from with the server's."""
+    def mode(self) -> str:
+        """``"shared"`` while readers hold the lock, else ``"exclusive"``."""
+        return self.kind.mode if self.holders else "exclusive"
+
+    @property
+    def unverified(self) -> bool:
+        """Whether no response has confirmed the time from which the first token counts (R10)."""
         return self.token_base == "unverified"  # noqa: S105 - no password
 
     def describe(self) -> str:
-        """``Locked by …``: who holds it, since when, when last heard of."""
+        """``Locked by …`` with each holder's name, time of acquisition and last heartbeat."""
         if not self.holders:
             return "Not locked"
         shown = [holder.describe(self.read_at_ms) for holder in list(self.holders.values())[:_DESCRIBED]]
@@ -129,20 +143,28 @@ class LockRecord:
         return "Locked by " + "; ".join(shown) + (f"; and {more} more" if more else "")
 
 
-# So many of a lock's holders are named. Semaphores may have hundreds.
+# Maximum number of holders in a description. Semaphores may have hundreds.
 _DESCRIBED = 10
 
 
 @dataclass(frozen=True)
 class Waiter:
-    """Somebody who waits for a lock, in line with others.
+    """A waiter in the queue of a lock.
 
-    :ivar place: where: earlier places sort before later ones, and those of more urgent waiters before others.
-    :ivar since_ms: since when, epoch milliseconds.
+    :ivar key: name of the lock.
+    :ivar place: place in the queue. Places sort as text: by priority, then by ticket (`core.table.position`).
+    :ivar lease_id: lease id of the claim.
+    :ivar owner: name of the waiter, for people to read.
+    :ivar slots: number of slots that it needs.
+    :ivar capacity: capacity that it claims.
+    :ivar priority: a higher priority is granted first.
+    :ivar since_ms: when it began to wait, epoch milliseconds.
     :ivar until_ms: when it gives up, epoch milliseconds; None if never.
-    :ivar process: the process that waits, by the name that it shows its life under; None if none does at the moment.
-    :ivar version: changes with every sign of life of its own.
-    :ivar renewed_at_ms: the last one, in *server* time, epoch milliseconds; None if that is not known.
+    :ivar process: name of the waiting process, whose own lease proves that it is alive; None while the waiter is
+        between two processes.
+    :ivar version: changes whenever the waiter writes its entry.
+    :ivar renewed_at_ms: time of the last write of the entry in *server* time, epoch milliseconds; None if unknown.
+    :ivar about: details of the waiter (in Airflow: DAG, run, task, try).
     """
 
     key: str
@@ -162,25 +184,27 @@ class Waiter:
     @property
     def mode(self) -> str:
         """``"shared"`` or ``"exclusive"``."""
-        return "shared" if self.capacity == SHARED else "exclusive"
+        return Kind.of(self.capacity).mode
 
     @property
     def since(self) -> datetime:
+        """When it began to wait."""
         return utc(self.since_ms)
 
     @property
     def until(self) -> datetime | None:
+        """When it gives up; None if never."""
         return None if self.until_ms is None else utc(self.until_ms)
 
 
 @dataclass(frozen=True)
 class QueuePosition:
-    """Where somebody stands in line.
+    """The position of a waiter in the queue of a lock.
 
-    :ivar key: for which lock.
-    :ivar number: 1 is the first.
-    :ivar length: how many stand there in all.
-    :ivar behind: who stands just before; None for the first.
+    :ivar key: name of the lock.
+    :ivar number: position, from 1.
+    :ivar length: length of the queue.
+    :ivar behind: the waiter just before; None for the first.
     """
 
     key: str

@@ -1,19 +1,22 @@
-"""How values appear in errors and logs: on one line, bounded, printable."""
+"""Values as errors and logs show them: on one line, printable, with a maximum length."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
 
-# So much of a value an error shows, in characters.
+# Maximum length of an argument in an error, in characters.
 _SHOWN = 60
+
+# Maximum length of text from the table in an error or a log line, in characters.
+_READABLE = 1000
 
 
 def shown(value: Any) -> str:
-    """An argument as an error shows it: not all of it, if that is long."""
+    """An argument as an error shows it, cut if it is long."""
     try:
         text = repr(value)
-    except Exception:  # a number of more digits than Python writes out, an object that cannot show itself
+    except Exception:  # a number with more digits than Python prints, or an object whose `__repr__` fails
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -24,10 +27,6 @@ def utc(epoch_ms: int) -> datetime:
 
 
 def readable(text: str) -> str:
-    """What somebody else wrote into the table, for a log or an error: on one line, and not without end."""
+    """Text from the table as a log line or an error shows it: escaped, and cut if it is long."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_READABLE])
     return shown if len(text) <= _READABLE else f"{shown}…"
-
-
-# Longer than an owner's name ever needs to be, in characters.
-_READABLE = 1000

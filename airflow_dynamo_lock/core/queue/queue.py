@@ -1,15 +1,14 @@
 """The queue of a lock's waiters: tickets, entries, and leaving.
 
 Each waiter has an entry of its own next to the lock's record, sorted by priority and then by a ticket. Tickets are
-numbers that the lock's record gives out, so entries sort in arrival order. The record itself holds only the *head*: no
-waiter stands before that position. A newcomer's write is refused while there is a head, so nobody overtakes; while
-there is none, acquiring costs what it costs without a queue.
+numbers that the lock's record gives out, so entries sort in arrival order. The record itself stores only the *head*: no
+waiter has a place before it. While there is a head, the record refuses the write of a newcomer, so no newcomer
+overtakes. While there is none, acquiring costs one request as without a queue.
 
-A waiter is dead when a holder would be (R3). Its entry counts as a heartbeat for 15 s; a waiter that waits longer is as
-alive as its process, which renews a lease of its own: one write every few seconds, however many waiters it has. Dead
-waiters are skipped, nobody else. Promise: of two living waiters, the one that came first is granted first. The promise
-has one window, the two requests between taking a ticket and writing the entry; a waiter that is passed over in it is
-next.
+A waiter is dead when a holder would be (R3). Its entry counts as a heartbeat for 15 s. A waiter that waits longer is
+alive while its process renews a lease of its own: one write every few seconds, however many waiters the process has.
+Only dead waiters are skipped. So of two living waiters, the one that came first is granted first, with one exception: a
+waiter that is overtaken between taking its ticket and writing its entry is granted next.
 
 Requests: two writes to join; when the lock becomes free, one read of the queue, the granting write, and one write to
 leave. In between only the shared poller reads, and the process sends its heartbeat (`core.lock.presence`).
@@ -28,13 +27,13 @@ from airflow_dynamo_lock.core.model.errors import LockError, LockNotFoundError, 
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
 from airflow_dynamo_lock.core.queue.view import EntryId, OwnEntries, QueueReader, entry_id
 from airflow_dynamo_lock.core.table.format import Format
-from airflow_dynamo_lock.core.table.position import next_number, place_of
+from airflow_dynamo_lock.core.table.position import next_ticket, place_of
 from airflow_dynamo_lock.log import log
 
-# Seconds for which a write may still arrive after it was sent.
+# A write may still arrive this long after it was sent, in seconds.
 _LATE = 65.0
-# Attempts to take tickets in several queues at once, and seconds after the first failure.
-_DRAWS, _DRAW_PAUSE = 6, 0.05
+# Attempts to take tickets in several queues at once, and the pause after the first one, in seconds.
+_ATTEMPTS, _PAUSE = 6, 0.05
 
 
 @dataclass
@@ -55,7 +54,7 @@ class Leftover:
 
 @dataclass
 class WaitQueue:
-    """The queues of one table, as one process stands in them.
+    """The entries of one process in the queues of one table.
 
     :ivar own: the entries of this process's waiters.
     :ivar reader: reads the queues.
@@ -86,13 +85,15 @@ class WaitQueue:
         *,
         resume: bool,
     ) -> Operation[list[Waiter]]:
-        """Draw a number in the line of each claim's lock. None at all if a lock was forgotten meanwhile, so that it can
-        be taken, or if others drew numbers each time that it was tried.
+        """Take a ticket in the queue of each claim's lock. Returns the waiters that the claims become.
 
-        :param record: the lock, as it was last seen, if there is only one.
-        :param timeout: how long it is going to wait, for people to read.
-        :param seconds: that the caller has for each request.
-        :param resume: go on in the places of the same lease id, if there are any: another process has waited for it.
+        Returns fewer waiters if a lock was forgotten in the meantime (the claim may be granted then), and none if other
+        claims took tickets first each time.
+
+        :param record: the lock as it was last read; only for a single claim.
+        :param timeout: how long the claims will wait, in seconds, for people to read; None for no limit.
+        :param seconds: timeout of each request.
+        :param resume: continue in the entries with the same lease ids, if another process has made them.
         """
         if resume:
             former: list[Waiter] = []
@@ -102,17 +103,18 @@ class WaitQueue:
             if len(former) == len(claims):
                 return former
         if len(claims) == 1:
-            stamp, number = yield from self._take_one(claims[0], record, seconds)
-            numbers = {claims[0].key: number}
+            stamp, ticket = yield from self._take_one(claims[0], record, seconds)
+            tickets = {claims[0].key: ticket}
         else:
-            stamp, numbers = yield from self._take_together(claims, seconds)
+            stamp, tickets = yield from self._take_together(claims, seconds)
         return [
-            self._place(each, numbers[each.key], stamp, timeout) for each in claims if numbers.get(each.key)
+            self._waiter(each, tickets[each.key], stamp, timeout) for each in claims if tickets.get(each.key)
         ]
 
     def _take_one(
         self, claim: Claim, record: LockRecord, seconds: float | None
     ) -> Operation[tuple[Stamp, int]]:
+        """A ticket, or 0 if the lock has no record any more."""
         while True:
             stamp = self.own.stamp()
             reply: Reply = yield with_timeout(
@@ -132,9 +134,9 @@ class WaitQueue:
     def _take_together(
         self, claims: Sequence[Claim], seconds: float | None
     ) -> Operation[tuple[Stamp, dict[str, int]]]:
-        """In all lines at the same moment: of two who wait for some of the same locks, one comes before the other in
-        every line, so that they do not wait for each other."""
-        for attempt in range(_DRAWS):
+        """Tickets of all queues, taken in one transaction. So of two waiters for some of the same locks, one comes
+        first in every queue, and they never wait for each other. None if all attempts met other writes."""
+        for attempt in range(_ATTEMPTS):
             seen: dict[str, LockRecord] = {}
             for request in self.format.batch_get([each.key for each in claims], consistent=True):
                 reply: Reply = yield with_timeout(request, seconds)
@@ -143,21 +145,21 @@ class WaitQueue:
                 if claim.only_existing and claim.key not in seen:
                     raise LockNotFoundError.of(claim.key)
             stamp = self.own.stamp()
-            draws = [self.format.take_exact_ticket(each, seen.get(each.key), stamp) for each in claims]
+            writes = [self.format.take_exact_ticket(each, seen.get(each.key), stamp) for each in claims]
             try:
-                reply = yield with_timeout(self.format.transaction(draws), seconds)
+                reply = yield with_timeout(self.format.transaction(writes), seconds)
                 if not reply.refused:
-                    return stamp, {each.key: next_number(seen.get(each.key), stamp) for each in claims}
+                    return stamp, {each.key: next_ticket(seen.get(each.key), stamp) for each in claims}
             except LockUnavailableError as conflict:
                 if conflict.maybe_applied:
                     raise
-            yield Sleep(_DRAW_PAUSE * 2**attempt)
+            yield Sleep(_PAUSE * 2**attempt)
         return stamp, {}
 
-    def _place(self, claim: Claim, number: int, stamp: Stamp, timeout: float | None) -> Waiter:
+    def _waiter(self, claim: Claim, ticket: int, stamp: Stamp, timeout: float | None) -> Waiter:
         return Waiter(
             key=claim.key,
-            place=place_of(claim.priority, number, stamp.version),
+            place=place_of(claim.priority, ticket, stamp.version),
             lease_id=claim.lease_id,
             owner=claim.owner,
             slots=claim.slots,
@@ -172,7 +174,10 @@ class WaitQueue:
         )
 
     def enqueue(self, waiters: Sequence[Waiter], seconds: float | None) -> Operation[None]:
-        """Take the places, or take them again; or go on in them, where another process has stood."""
+        """Write the entries: new ones, own ones that others have removed, or those of another process.
+
+        :raises LockUnavailableError: DynamoDB did not serve the write, which may arrive later.
+        """
         stamp = self.own.stamp()
         for waiter in waiters:
             self.own.ids.add(entry_id(waiter))
@@ -197,10 +202,10 @@ class WaitQueue:
     def dequeue(
         self, waiters: Sequence[Waiter], seconds: float | None, *, with_lock: bool = True
     ) -> Operation[None]:
-        """Leave the lines.
+        """Remove the entries. If that fails, the maintenance of this process repeats it.
 
-        :param with_lock: having been granted what one has waited for. Else those behind would go on leaving it to the
-            first in line to take the lock, and he has just gone.
+        :param with_lock: the waiters were granted the locks, and the grants moved the heads. Otherwise the heads are
+            moved here, or the waiters behind would wait for a first one that has gone.
         """
         try:
             yield with_timeout(
@@ -214,34 +219,36 @@ class WaitQueue:
             self.dequeue_later(waiters)
             if not isinstance(failure, LockError):
                 raise
-            log.debug("Could not leave the line of the lock %r yet: %s", waiters[0].key, failure)
+            log.debug(
+                "Could not remove the queue entry of the lock %r, trying again: %s", waiters[0].key, failure
+            )
         else:
             for waiter in waiters:
                 self.own.ids.discard(entry_id(waiter))
             self.dequeue_later([each for each in waiters if entry_id(each) in self._uncertain])
 
     def dequeue_later(self, waiters: Iterable[Waiter], *, resumable: bool = False) -> None:
-        """Leave the lines, as soon as there is time for it.
+        """Have the maintenance of this process remove the entries.
 
-        :param resumable: another process may soon go on in these places.
+        :param resumable: leave them to another process, which may continue in them.
         """
         for waiter in waiters:
-            spot = entry_id(waiter)
-            self.own.ids.discard(spot)
-            until = self._uncertain.pop(spot, -math.inf)
-            self.leftovers[spot] = Leftover(until, resumable=resumable)
+            entry = entry_id(waiter)
+            self.own.ids.discard(entry)
+            until = self._uncertain.pop(entry, -math.inf)
+            self.leftovers[entry] = Leftover(until, resumable=resumable)
 
     def _all(self, writes: list[Request]) -> Request:
         return writes[0] if len(writes) == 1 else self.format.transaction(writes)
 
     def dequeue_attempt(self, key: str, lease_id: str) -> Operation[None]:
-        """Leave the line for one who was to go on in it, in whatever process, and will not."""
-        for waiter in (yield from self.reader.entered(key, lease_id, None)):
+        """Have the maintenance remove the entry of a claim in which no process will continue."""
+        for waiter in (yield from self.reader.entries_of(key, lease_id, None)):
             left = self.leftovers.get(entry_id(waiter))
             self.leftovers[entry_id(waiter)] = Leftover(left.until if left else -math.inf)
 
     def discard(self, key: str, places: Iterable[str]) -> None:
-        """Clear away, as soon as there is time for it, what the dead have left."""
+        """Have the maintenance remove the entries of dead waiters."""
         for each in places:
             if (key, each) not in self.own.ids:
                 self.leftovers.setdefault((key, each), Leftover())

@@ -9,50 +9,54 @@ from typing import Any
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep, Stamp, with_timeout
 from airflow_dynamo_lock.core.liveness import Observer
-from airflow_dynamo_lock.core.model.capacity import compatible, effective_capacity
+from airflow_dynamo_lock.core.model.capacity import effective_capacity
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.kind import compatible
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, QueuePosition, Waiter
+from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, Format, HeadUpdate
-from airflow_dynamo_lock.core.table.position import in_class, mark_after, number_of
+from airflow_dynamo_lock.core.table.position import class_of, head_after, ticket_of
 
-#: How long a heartbeat of a waiter's entry, or of its process, counts, in milliseconds. A living waiter that is taken
-#: for dead loses its turn, and nothing else.
+#: How long a waiter's entry, or a heartbeat of its process, proves that it is alive, in milliseconds. A living waiter
+#: that counts as dead loses its turn, and nothing else.
 PRESENCE_MS = 15_000
 # Queue page size.
 _PAGE = 25
-# Seconds for which a queue that was read serves other waiters that look for their entries; and the pause until an
-# answer that is on its way may be there.
-_RECENT, _ANSWER_PAUSE = 5.0, 0.2
+# Seconds for which one read of a queue serves all waiters of this process that look for their entries, and the pause
+# while another waiter reads.
+_RECENT, _READ_PAUSE = 5.0, 0.2
 
-#: An entry of a queue: the lock's key, and the position. Two queues may have given the same ticket.
+#: An entry of a queue: the key of the lock, and the place. Places of two queues may be equal.
 EntryId = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class View:
-    """A lock and its queue, as a claimant sees them.
+    """A lock and its queue, as one claim sees them.
 
-    :ivar reply: the answer that delivered the record.
-    :ivar ahead: living waiters that go first; perhaps not all of them, if there is no capacity behind these.
-    :ivar turn: what a write that takes the lock now requires and changes of the queue's head.
-    :ivar standing: whether the claimant's own entry is there.
-    :ivar dead: positions of dead waiters.
+    :ivar record: the lock; None if it has no record.
+    :ivar reply: the response that delivered the record.
+    :ivar ahead: living waiters that go first. Further ones may be missing if these leave no capacity for the claim.
+    :ivar turn: what a grant requires of the head of the queue, and how it changes the head.
+    :ivar enqueued: the claim's own entry exists.
+    :ivar dead: places of dead waiters.
     """
 
     record: LockRecord | None
     reply: Reply
     ahead: tuple[Waiter, ...]
     turn: HeadUpdate
-    standing: bool
+    enqueued: bool
     dead: tuple[str, ...]
 
 
 @dataclass
 class OwnEntries:
-    """The entries of this process's waiters, and the lease that proves that the process lives.
+    """The entries of this process's waiters, and the lease that proves that the process is alive.
 
-    :ivar ids: the entries in which somebody waits here.
+    :ivar stamp: makes the stamp of a write attempt.
+    :ivar ids: the entries in which this process waits.
     """
 
     stamp: Callable[[], Stamp]
@@ -61,34 +65,35 @@ class OwnEntries:
 
     @property
     def process(self) -> str:
-        """The key, and the lease id, of the lease by which this process shows that it lives."""
+        """The key, and the lease id, of the lease that proves that this process is alive."""
         if not self._process:
             self._process.append(WAITING_PREFIX + self.stamp().version)
-        return self._process[0]  # of two threads at once, each adds one
+        return self._process[0]  # two threads may each have added one
 
 
 @dataclass
 class QueueReader:
     """Reads the queues of one table.
 
-    :ivar own: the entries of this process: its own waiters are alive by definition.
+    :ivar own: the entries of this process, whose waiters count as alive.
     """
 
     format: Format
     observer: Observer
     own: OwnEntries
-    # When a queue was last read as a whole, and its entries; None while the answer is on its way.
+    # The time of the last complete read of a queue, and its entries; None while the read is in progress.
     _read: dict[str, tuple[float, list[Waiter] | None]] = field(default_factory=dict)
 
     def look(self, claim: Claim, mine: Waiter | None, seconds: float | None) -> Operation[View]:
-        """Read the lock, and its line as far as it matters to the one who wants to take it.
+        """Read the lock, and as much of its queue as matters to the claim.
 
-        :param mine: where he stands; None if he comes new, so that all are ahead of him.
+        :param mine: the claim's own entry; None for a newcomer, which comes after all waiters.
+        :param seconds: timeout of each request.
         """
         record: LockRecord | None = None
         ahead: list[Waiter] = []
         dead: list[str] = []
-        standing, following = mine is None, None
+        enqueued, following = mine is None, None
         first: Reply | None = None
         cursor: Mapping[str, Any] | None = None
         while True:
@@ -98,7 +103,7 @@ class QueueReader:
             before = []
             for waiter in self.format.waiters(reply.output):
                 if mine is not None and waiter.place >= mine.place:
-                    standing = standing or waiter.place == mine.place
+                    enqueued = enqueued or waiter.place == mine.place
                     following = following or (waiter.place if waiter.place != mine.place else None)
                 elif record is None or waiter.lease_id not in record.holders:
                     before.append(waiter)
@@ -110,13 +115,17 @@ class QueueReader:
             if not cursor or following is not None or not _has_capacity_behind(claim, ahead, record):
                 break
         if not following and cursor is not None:
-            standing = True  # not seen, since it was not looked for to the end
+            enqueued = True  # unknown, because the queue was not read to its end
         return View(
-            record, first, tuple(ahead), head_update(record, mine, ahead, following), standing, tuple(dead)
+            record, first, tuple(ahead), head_update(record, mine, ahead, following), enqueued, tuple(dead)
         )
 
     def waiters(self, key: str, seconds: float | None = None) -> Operation[list[Waiter]]:
-        """All who wait for the lock and are not known to be dead, in their order."""
+        """The waiters of the lock in their order, without those known to be dead.
+
+        :raises LockValueError: the table format has no queues.
+        """
+        require(self.format, Feature.QUEUE)
         found: list[Waiter] = []
         record: LockRecord | None = None
         cursor: Mapping[str, Any] | None = None
@@ -133,25 +142,28 @@ class QueueReader:
                 return found
 
     def entries(self, key: str, seconds: float | None) -> Operation[list[Waiter]]:
-        """All who stand in the line, also the dead, as it was some seconds ago at most: where a process takes up the
-        work of another, hundreds of waiters look for their places at the same moment."""
+        """All entries of the queue, those of dead waiters included, as they were up to 5 s ago.
+
+        Where a process continues the work of another one, hundreds of waiters look for their entries at the same time;
+        they share one read.
+        """
         while True:
             now = self.own.stamp().at
             at, entries = self._read.get(key, (-math.inf, None))
             if now - at >= _RECENT:
-                self._read[key] = now, None  # so that the others wait for this answer
+                self._read[key] = now, None  # the others wait for this read
                 try:
                     entries = yield from self._read_all(key, seconds)
                 except BaseException:
-                    self._read.pop(key, None)  # not longer than there is one
+                    self._read.pop(key, None)  # let another waiter read
                     raise
                 self._read[key] = now, entries
             if entries is not None:
                 return entries
-            yield Sleep(_ANSWER_PAUSE)
+            yield Sleep(_READ_PAUSE)
 
-    def entered(self, key: str, lease_id: str, seconds: float | None) -> Operation[list[Waiter]]:
-        """Where in the line that lease id stands, in whatever process; also if that is dead."""
+    def entries_of(self, key: str, lease_id: str, seconds: float | None) -> Operation[list[Waiter]]:
+        """The entries with this lease id, of any process, dead or alive."""
         return [each for each in (yield from self._read_all(key, seconds)) if each.lease_id == lease_id]
 
     def _read_all(self, key: str, seconds: float | None) -> Operation[list[Waiter]]:
@@ -165,7 +177,7 @@ class QueueReader:
                 return found
 
     def _living(self, waiters: list[Waiter], reply: Reply, seconds: float | None) -> Operation[list[Waiter]]:
-        """Those of them whose silence is not proven."""
+        """The waiters that are not proven to be dead (R3)."""
         silent = {
             each.place: each.process
             for each in waiters
@@ -176,9 +188,9 @@ class QueueReader:
         for request in self.format.batch_get(asked, consistent=True):
             answer: Reply = yield with_timeout(request, seconds)
             for record in self.format.batch_records(answer.output, answer.server_ms):
-                # Nobody works under these leases: no allowance has to be made for clocks.
-                signs = {name: replace(each, cooling_down=True) for name, each in record.holders.items()}
-                if len(self.observer.see(replace(record, holders=signs), answer)) < len(signs):
+                # No process works under these leases, so no margin for clocks is needed.
+                holders = {name: replace(each, cooling_down=True) for name, each in record.holders.items()}
+                if len(self.observer.see(replace(record, holders=holders), answer)) < len(holders):
                     alive.add(record.key)
             alive |= self.format.unprocessed_keys(answer.output)
         return [
@@ -192,7 +204,8 @@ class QueueReader:
         ]
 
     def _is_dead(self, name: str, waiter: Waiter, reply: Reply) -> bool:
-        sign = Holder(
+        """Whether the entry's own heartbeat has expired, judged as that of a holder."""
+        holder = Holder(
             name,
             waiter.owner,
             slots=1,
@@ -203,19 +216,20 @@ class QueueReader:
             renewed_at_ms=waiter.renewed_at_ms,
             cooling_down=True,
         )
-        return bool(self.observer.see(LockRecord(name, 1, 0, {name: sign}, 0), reply))
+        return bool(self.observer.see(LockRecord(name, 1, 0, {name: holder}, 0), reply))
 
     def forget_old_reads(self, now: float) -> None:
-        """Drop the queues that were read too long ago to serve anybody."""
+        """Drop the reads that are too old to be used."""
         self._read = {key: read for key, read in self._read.items() if now - read[0] < _RECENT}
 
 
 def entry_id(waiter: Waiter) -> EntryId:
+    """The entry of a waiter."""
     return waiter.key, waiter.place
 
 
 def queue_positions(waiters: list[Waiter]) -> dict[str, QueuePosition]:
-    """Where in the line each place is."""
+    """The position of each waiter in the queue, by its place."""
     return {
         waiter.place: QueuePosition(
             waiter.key, number + 1, len(waiters), waiters[number - 1] if number else None
@@ -224,21 +238,21 @@ def queue_positions(waiters: list[Waiter]) -> dict[str, QueuePosition]:
     }
 
 
-def on_change(tell: Callable[[QueuePosition], None]) -> Callable[[QueuePosition], None]:
-    """Tells where somebody stands if that is not what he was told last."""
+def on_change(call: Callable[[QueuePosition], None]) -> Callable[[QueuePosition], None]:
+    """A callback that passes on only positions that differ from the one before."""
     last: QueuePosition | None = None
 
-    def tell_if_new(standing: QueuePosition) -> None:
+    def call_if_new(position: QueuePosition) -> None:
         nonlocal last
-        if standing != last:
-            last = standing
-            tell(standing)
+        if position != last:
+            last = position
+            call(position)
 
-    return tell_if_new
+    return call_if_new
 
 
 def _has_capacity_behind(claim: Claim, ahead: list[Waiter], record: LockRecord | None) -> bool:
-    """Whether a lock that nobody holds would have room for all of them, and for the claim."""
+    """Whether the idle lock would have capacity for all these waiters and the claim."""
     return all(compatible(each.capacity, claim.capacity) for each in ahead) and (
         sum(each.slots for each in ahead) + claim.slots <= effective_capacity(claim.capacity, record)
     )
@@ -247,9 +261,12 @@ def _has_capacity_behind(claim: Claim, ahead: list[Waiter], record: LockRecord |
 def head_update(
     record: LockRecord | None, mine: Waiter | None, ahead: list[Waiter], following: str | None
 ) -> HeadUpdate:
-    """What a write that takes the lock says of the line, as it was just seen.
+    """What a grant requires of the head, and how it changes the head, given the queue that was just read.
 
-    That nobody has come to stand before those who were seen: who does so lowers the mark first.
+    The head must not be lower than the one that was read: a waiter that comes before those that were read lowers it.
+
+    :param ahead: waiters of other claims that go first.
+    :param following: the place after the claim's own; None if there is none.
     """
     if record is None or (record.queue_head is None and following is None):
         return QUEUE_EMPTY
@@ -260,12 +277,14 @@ def head_update(
         values = {":seen_head": record.queue_head}
     if ahead:
         return HeadUpdate(condition, "", values)
-    # Who has drawn the next number may be on the way to the place, so the head goes no further than behind this one.
-    late = mine is not None and record.last_ticket > number_of(mine.place)
-    head = following or (mark_after(mine.place) if mine is not None and late else None)
-    if head is None or (record.queue_head is not None and in_class(head) > in_class(record.queue_head)):
-        # The claimant was the last in the queue, or the head moves past places of more urgent waiters. Both are right
-        # only if no number was drawn since the look. A record that was deleted and made again shows no drawn numbers.
-        drawn = "#last_ticket = :tickets" if record.last_ticket else "attribute_not_exists(#last_ticket)"
-        condition, values = f"{condition} AND {drawn}", {**values, ":tickets": record.last_ticket}
+    # A waiter may have taken the next ticket and not yet written its entry, so the head moves just behind this place.
+    late = mine is not None and record.last_ticket > ticket_of(mine.place)
+    head = following or (head_after(mine.place) if mine is not None and late else None)
+    if head is None or (record.queue_head is not None and class_of(head) > class_of(record.queue_head)):
+        # The claim was the last in the queue, or the head moves past places of higher priority. Both are right only if
+        # no ticket was taken since the read. A record that was deleted and created again has no `last_ticket`.
+        no_new_ticket = (
+            "#last_ticket = :tickets" if record.last_ticket else "attribute_not_exists(#last_ticket)"
+        )
+        condition, values = f"{condition} AND {no_new_ticket}", {**values, ":tickets": record.last_ticket}
     return HeadUpdate(condition, head, values)

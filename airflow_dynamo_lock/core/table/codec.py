@@ -1,6 +1,6 @@
-"""Plain Python values to DynamoDB's typed attribute values (``{"S": "text"}``) and back.
+"""Python values to DynamoDB's typed attribute values (``{"S": "text"}``) and back.
 
-The SDK's own converter cannot be used here: the protocol imports no SDK.
+The SDK's converter cannot be used here, because the core imports no SDK.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from airflow_dynamo_lock.core.model.errors import LockValueError
 
 Attribute = Mapping[str, Any]
 
-# What DynamoDB's numbers hold: significant digits, and the powers of ten of the first one.
+# DynamoDB's limits for numbers: significant digits, and the exponent of the first one.
 _DIGITS = 38
 _SMALLEST, _LARGEST = -130, 125
-# How many lists and maps may be in one another.
+# DynamoDB's limit for nested lists and maps.
 _LEVELS = 31
 
 
 def encode(value: Any, levels: int = _LEVELS) -> dict[str, Any]:
-    """One value, typed. Knows None, bool, int, float, Decimal, str, bytes, lists and maps with text keys.
+    """One value as a typed attribute: None, bool, int, float, Decimal, str, bytes, lists, and maps with text keys.
 
-    Its errors tell what is wrong, and not what the value is: it may be somebody's secret (rule R12).
+    Errors never show the value, which may be a secret (R12).
 
-    :param levels: how many lists and maps may be in one another.
-    :raises LockValueError: DynamoDB has no type for it.
+    :param levels: how deep lists and maps may be nested.
+    :raises LockValueError: DynamoDB cannot store the value.
     """
     match value:
         case None:
@@ -51,9 +51,9 @@ def encode(value: Any, levels: int = _LEVELS) -> dict[str, Any]:
 
 
 def decode(attribute: Attribute) -> Any:
-    """The value of a typed attribute. Numbers become int where they are whole, else float.
+    """The value of a typed attribute. Whole numbers become int, all others float.
 
-    :raises ValueError: it is not a typed attribute.
+    :raises ValueError: this is not a typed attribute.
     """
     if len(attribute) != 1:
         raise ValueError("not an attribute value")

@@ -1,7 +1,7 @@
 """The seam between the lock and a table format: the requests that a format builds, and the items that it reads.
 
-`native.NativeFormat` implements all of it. The formats of other lock libraries (`core.foreign`) implement the part for
-a lock with one holder, and refuse the rest with a `LockValueError`.
+`core.table.native` implements all of it. The formats of other lock libraries (`core.foreign`) implement the part for
+locks with one holder.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Stamp, T
-from airflow_dynamo_lock.core.model.claim import Change, Claim
+from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.edits import Edit
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
-from airflow_dynamo_lock.core.table.lease_writes import _NONE
+from airflow_dynamo_lock.core.table.features import HasFeatures
 
 
 @dataclass(frozen=True)
 class HeadUpdate:
-    """What a write that takes a lock says of the line of those who wait (`protocol.line`).
+    """What a grant requires of the head of the queue, and how it changes the head.
 
-    :ivar condition: what must hold of it.
-    :ivar next: who is first from then on: a place; None if nobody, ``""`` if that does not change.
-    :ivar values: what the condition compares with.
+    :ivar condition: condition on the head; empty for none.
+    :ivar next: the new head; None removes it, ``""`` keeps it.
+    :ivar values: values of the condition.
     """
 
     condition: str = ""
@@ -31,30 +32,38 @@ class HeadUpdate:
 
     @property
     def set_head(self) -> str:
+        """The assignment of the new head, for a SET clause."""
         return ", #queue_head = :next_head" if self.next else ""
 
     @property
     def remove(self) -> list[str]:
+        """The paths for a REMOVE clause."""
         return ["#queue_head"] if self.next is None else []
 
     @property
     def and_condition(self) -> str:
+        """The condition, to follow others."""
         return f" AND {self.condition}" if self.condition else ""
 
 
-#: There is no line: for those who come new and do not overtake.
+#: The queue must be empty: for a claim without a place in the queue that does not overtake.
 QUEUE_EMPTY = HeadUpdate("attribute_not_exists(#queue_head)")
 
-
-#: For those who do not mind.
+#: The queue does not matter: for a claim that overtakes.
 QUEUE_IGNORED = HeadUpdate()
 
 
-class Format(Protocol):
-    """Builds the requests on one table, and reads its items. `native.NativeFormat` says what each of them is for."""
+class Format(HasFeatures, Protocol):
+    """Builds the requests on one table and reads its items.
+
+    `NativeFormat` documents the requests. A format without `Feature.SLOTS`, `Feature.SETS` or `Feature.QUEUE` is never
+    asked for the second group of them.
+    """
 
     @property
-    def table(self) -> str: ...
+    def table(self) -> str:
+        """Name or ARN of the table; in the format ``s3``, of the bucket."""
+        ...
 
     @property
     def service(self) -> str:
@@ -63,52 +72,26 @@ class Format(Protocol):
 
     @property
     def keys(self) -> Sequence[tuple[str, str, str]]:
-        """The table's keys: name, role and type of each."""
+        """Name, role and type of each key of the table; empty for a bucket."""
         ...
 
     @property
     def ttl_attribute(self) -> str | None:
-        """By which records expire; None if they do not."""
-        ...
-
-    @property
-    def has_queue(self) -> bool:
-        """Whether those who wait can stand in line."""
+        """The attribute by which DynamoDB expires records; None if it must not."""
         ...
 
     def checked_key(self, key: str) -> str:
-        """A lock's name, as this format can have one.
+        """Return the name of a lock if this format can store it.
 
         :raises LockValueError: it cannot.
-        """
-        ...
-
-    def checked_claim(self, claim: Claim) -> Claim:
-        """The claim as this format can fulfil it.
-
-        :raises LockValueError: it cannot.
-        """
-        ...
-
-    def checked_set(self) -> None:
-        """Whether several locks can be taken together.
-
-        :raises LockValueError: they cannot.
-        """
-        ...
-
-    def checked_capacity(self) -> None:
-        """Whether a lock may have a capacity.
-
-        :raises LockValueError: it has one slot.
         """
         ...
 
     def carry_out(self, operation: Operation[T]) -> Operation[T]:
-        """The operation, with requests that only this format knows put into the service's own."""
+        """Run an operation, translating requests of this format's own into requests of the service."""
         ...
 
-    # A lock with one holder.
+    # Locks with one holder.
     def acquire_idle(
         self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
     ) -> Request: ...
@@ -123,26 +106,11 @@ class Format(Protocol):
         leave: int = 0,
     ) -> Request: ...
     def correct_grant(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request: ...
-    def heartbeat(
-        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, seen: str | None = None
-    ) -> Request: ...
-    def heartbeat_unless_draining(
-        self,
-        key: str,
-        lease_id: str,
-        lease_ms: int,
-        stamp: Stamp,
-        seen: str | None = None,
-        change: Change = _NONE,
-    ) -> Request: ...
-    def enter(
-        self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp, seen: str | None = None
+    def renew(
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: str | None = None
     ) -> Request: ...
     def leave(self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp) -> Request: ...
     def release(self, key: str, lease_id: str, slots: int, stamp: Stamp, *, confirmed: bool) -> Request: ...
-    def drain(
-        self, key: str, lease_id: str, grace_ms: int, stamp: Stamp, seen: str | None = None
-    ) -> Request: ...
     def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request: ...
     def forget(self, key: str, latest_token: int | None) -> Request: ...
     def get(self, key: str) -> Request: ...
@@ -153,12 +121,11 @@ class Format(Protocol):
     def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request: ...
     def record(self, item: Mapping[str, Any], server_ms: int | None) -> LockRecord: ...
 
-    # Several, sets of locks, and lines.
+    # Several holders, sets of locks, queues.
     def acquire_slots(
         self, claim: Claim, stamp: Stamp, seen: LockRecord, turn: HeadUpdate = QUEUE_EMPTY, leave: int = 0
     ) -> Request: ...
     def remove_dead(self, key: str, dead: Sequence[Holder], stamp: Stamp) -> Request: ...
-    def cool_down(self, key: str, holder: Holder, rest_ms: int, stamp: Stamp) -> Request: ...
     def set_capacity(self, key: str, capacity: int | None, seen: LockRecord, stamp: Stamp) -> Request: ...
     def create(self, key: str, capacity: int, stamp: Stamp) -> Request: ...
     def transaction(self, requests: Sequence[Request]) -> Request: ...

@@ -1,4 +1,4 @@
-"""The writes that grant a lock or set its capacity. Each condition is the whole of a write's safety (R1)."""
+"""The writes that grant a lock or set its capacity. The condition of each write is what makes it safe (R1)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.expressions import (
@@ -22,20 +22,19 @@ from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
 from airflow_dynamo_lock.core.table.items import UNVERIFIED, VERIFIED, holder_values
 from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
 
-# A write that takes the lock may arrive after its sender has taken it, by a second attempt, and given it back, and must
-# not take it once more then. So it succeeds only if no holder has gone since it was stamped, or none but the one that
-# its sender has seen to be gone.
+# R5: a delayed duplicate of an acquire must not retake a lock that its sender has since released. It is refused if a
+# slot was freed after it was stamped, unless the sender already knew of that release.
 _NOT_OVERTAKEN = (
     "(attribute_not_exists(#last_freed_at) OR #last_freed_at <= :no_newer OR #last_freed_at = :seen_freed)"
 )
 
 
-#: Dead holders that one write removes, at most. DynamoDB takes expressions of 4,096 bytes.
+#: Maximum number of dead holders that one write removes: DynamoDB's expressions have at most 4,096 bytes.
 MAX_REMOVED = 40
 
 
 def _unchanged(dead: Sequence[Holder]) -> list[str]:
-    """Conditions: none of them has beaten since it was found dead."""
+    """Conditions: no dead holder has sent a heartbeat since it was found dead."""
     return [f"#holders.#dead{i}.#version = :version{i}" for i in range(len(dead))]
 
 
@@ -44,7 +43,7 @@ def _turn_values(turn: HeadUpdate) -> dict[str, Any]:
 
 
 def _capacity_may_be(seen: LockRecord | None) -> str:
-    """That an idle lock may have another capacity: not if somebody has set it."""
+    """Condition: the capacity of an idle lock may change, unless it is pinned."""
     return (
         "#capacity = :capacity"
         if seen is not None and seen.capacity_pinned
@@ -68,8 +67,11 @@ class GrantWrites(RenewalWrites):
     def acquire_idle(
         self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
     ) -> Request:
-        """Take a lock that nobody holds, or that never was; `seen` if it was looked at."""
-        # A record without `token_base` was written by another program. It has a token then, so none is seeded.
+        """Acquire a lock that is idle or has no record.
+
+        :param seen: the lock as it was read; None if it was not, or has no record.
+        """
+        # A record without `token_base` was written by another program. It has a token, so the time is not used.
         foreign = seen is not None and seen.token_base is None
         return self._write(
             claim.key,
@@ -77,8 +79,8 @@ class GrantWrites(RenewalWrites):
             "#token = if_not_exists(#token, :now) + :one, #token_base = if_not_exists(#token_base, :state), "
             f"#format_version = :version, #expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
             + remove_clause([*turn.remove, *removed_data(claim.data)]),
-            # The size guards a record whose counter somebody damaged: held slots are never overwritten. The types keep
-            # off what `record` could not read, so that a damaged record is left as it is.
+            # Checking the size as well as the counter protects holders if another program damaged the counter. The
+            # types refuse what `lock_record` cannot read, so a damaged record is left as it is.
             ("" if claim.only_existing else "(attribute_not_exists(#key) OR ")
             + "(attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
             "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)) AND "
@@ -109,7 +111,10 @@ class GrantWrites(RenewalWrites):
     def acquire_slots(
         self, claim: Claim, stamp: Stamp, seen: LockRecord, turn: HeadUpdate = QUEUE_EMPTY, leave: int = 0
     ) -> Request:
-        """Take free slots of a lock that others hold too, and `leave` as many for those who are to have them first."""
+        """Acquire free slots of a lock with other holders.
+
+        :param leave: number of slots that must remain for earlier waiters.
+        """
         return self._write(
             claim.key,
             "SET #holders.#me = :me, #available = #available - :slots, #token = #token + :one, "
@@ -141,14 +146,15 @@ class GrantWrites(RenewalWrites):
         turn: HeadUpdate = QUEUE_EMPTY,
         leave: int = 0,
     ) -> Request:
-        """Take the place of dead holders, in the same write, and `leave` slots for those who are to have them first.
-        Conditional on each one's *version*: one that beat in the meantime is alive and wins (rule R3).
+        """Acquire slots and remove dead holders in the same write, on condition of each one's *version*: a holder that
+        has sent a heartbeat in the meantime is alive and wins (R3).
 
-        :param dead: `MAX_REMOVED` at most.
+        :param dead: at most `MAX_REMOVED`.
+        :param leave: number of slots that must remain for earlier waiters.
         """
         names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
-        # A reader that removes dead readers does not continue their work.
-        takes_over = took_over(dead) and not claim.capacity == record.capacity == SHARED
+        # A reader does not continue the work of the dead readers that it removes.
+        takes_over = took_over(dead) and not claim.kind is record.kind is Kind.SHARED
         values: dict[str, Any] = {
             **_turn_values(turn),
             ":me": holder_values(claim, stamp, took_over=takes_over),
@@ -161,7 +167,7 @@ class GrantWrites(RenewalWrites):
         values |= {f":version{i}": holder.version for i, holder in enumerate(dead)}
         conditions = _unchanged(dead)
         if len(dead) == len(record.holders):
-            # Nobody is left, so the counters start afresh, and the capacity may be another.
+            # No other holder is left, so the counters start anew, and the capacity may change.
             conditions.append(f"size(#holders) = :holders AND {_capacity_may_be(record)}")
             counters = "#available = :left, #capacity = :capacity"
             values |= {":holders": len(dead), ":left": claim.capacity - claim.slots}
@@ -169,7 +175,7 @@ class GrantWrites(RenewalWrites):
             conditions.append("#capacity = :capacity AND #available >= :need")
             counters = "#available = #available + :net"
             net = sum(holder.slots for holder in dead) - claim.slots
-            # Which may be less than none: there may be fewer slots than are held (`set_capacity`).
+            # `net` may be negative: `set_capacity` may have left fewer slots than are held.
             values |= {":net": net, ":need": leave - net}
         return self._write(
             claim.key,
@@ -185,9 +191,9 @@ class GrantWrites(RenewalWrites):
         )
 
     def remove_dead(self, key: str, dead: Sequence[Holder], stamp: Stamp) -> Request:
-        """Remove dead holders, where there are too many for `reclaim`. Conditional on each one's version, as there.
+        """Remove dead holders without a grant, where `reclaim` would have to remove too many.
 
-        :param dead: `MAX_REMOVED` at most.
+        :param dead: at most `MAX_REMOVED`.
         """
         names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
         return self._write(
@@ -205,8 +211,8 @@ class GrantWrites(RenewalWrites):
         )
 
     def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
-        """Go on holding what an earlier write of ours took (rule R5). It gets a token of its own: what the earlier
-        one was given cannot be told once others took slots as well, and nobody has heard of it."""
+        """Continue to hold what an earlier write of the same claim acquired (R5). The lease gets a new token: the first
+        one is unknown once others have acquired slots, and no caller has received it."""
         return self._renewal(
             claim.key,
             claim.lease_id,
@@ -225,7 +231,7 @@ class GrantWrites(RenewalWrites):
         )
 
     def correct_grant(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request:
-        """Replace the times, and the token seeded from one, of a grant whose clock turned out to be wrong (R3, R10)."""
+        """Correct the times and the token of a grant that was stamped by a wrong clock (R3, R10)."""
         return self._renewal(
             claim.key,
             claim.lease_id,
@@ -245,8 +251,10 @@ class GrantWrites(RenewalWrites):
         )
 
     def set_capacity(self, key: str, capacity: int | None, seen: LockRecord, stamp: Stamp) -> Request:
-        """Give a semaphore another capacity, held or not, which counts from now on; or, with None, let the claims
-        decide again, if nobody holds it: theirs may be another."""
+        """Pin the capacity of a semaphore, which may have holders; or, with None, let claims decide again.
+
+        None needs a lock without holders, because claims may have another capacity.
+        """
         if capacity is None:
             return self._write(
                 key,
@@ -258,8 +266,8 @@ class GrantWrites(RenewalWrites):
             key,
             "SET #capacity = :capacity, #available = #available + :more, #capacity_pinned = :true, "
             "#expires_at = :expires_at",
-            # Whoever holds it as a plain or as a shared lock does not count on sharing it like this. Their holders
-            # would have changed the capacity.
+            # A holder of a plain or shared lock does not expect other holders; such a grant changes the capacity, so
+            # the condition refuses this write.
             "#capacity = :seen_capacity AND attribute_type(#available, :number)"
             + ("" if seen.holders else " AND size(#holders) = :zero"),
             {
@@ -274,7 +282,7 @@ class GrantWrites(RenewalWrites):
         )
 
     def create(self, key: str, capacity: int, stamp: Stamp) -> Request:
-        """Make the record of a lock that was never used, with a capacity that counts."""
+        """Create the record of a lock with a pinned capacity."""
         return self._write(
             key,
             "SET #holders = :holders, #available = :capacity, #capacity = :capacity, #capacity_pinned = :true, "

@@ -18,48 +18,14 @@ from airflow_dynamo_lock.core.model.text import shown
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import decode
 
-# Values of `token_base`: whether the time that the record's first token was taken from has been compared with the
-# server's. That time may come from a host's clock and be far off. No caller ever receives an unverified token.
+# Values of `token_base`: whether the time from which the first token counts has been compared with the server's time.
+# It may come from a host's clock and be wrong. No caller ever receives an unverified token (R10).
 UNVERIFIED, VERIFIED = "unverified", "verified"
 
-
-def holder_values(claim: Claim, stamp: Stamp, *, took_over: bool = False) -> dict[str, Any]:
-    """What the record shows of a holder."""
-    about = dict(claim.about) | ({"attempt_of": claim.attempt_of} if claim.attempt_of else {})
-    return {
-        "owner": claim.owner,
-        "slots": claim.slots,
-        "lease_ms": claim.lease_ms,
-        "grace_ms": claim.grace_ms,
-        "version": stamp.version,
-        "acquired_at": stamp.best_ms,
-        "processes": {},
-        # In a process's first write the host's clock: `Operations._granted` confirms it, or removes it. A process that
-        # sees no `Date` has no time that others may rely on.
-        **({} if stamp.undated else {"renewed_at": stamp.best_ms}),
-        **({"hold_until": stamp.best_ms + claim.min_hold_ms} if claim.min_hold_ms else {}),
-        **({"took_over": True} if took_over else {}),
-        **({"about": about} if about else {}),
-    }
-
-
-_WAITER_PLAIN = ("lease_id", "owner", "slots", "capacity", "priority", "version")
-
-
-def _waiter_optional(waiter: Waiter) -> dict[str, Any]:
-    return {
-        "until": waiter.until_ms,
-        "process": waiter.process,
-        "renewed_at": waiter.renewed_at_ms,
-        "about": dict(waiter.about),
-    }
-
-
-#: The sort keys of those who wait begin like this. They sort after the lock itself.
+#: Prefix of the sort keys of waiters' entries. They sort after the lock's own item.
 WAITER_ENTRY = "waiter/"
 
-
-#: The names of all that is written to a lock.
+#: The attributes of a lock's item, and those of its holders.
 ATTRIBUTES = [
     "key",
     "entry",
@@ -88,13 +54,52 @@ ATTRIBUTES = [
     "process",
 ]
 
-
 # The longest lease that an argument may ask for.
 _LONGEST_MS = round(LONGEST_TIME * 1000)
 
 
+def holder_values(claim: Claim, stamp: Stamp, *, took_over: bool = False) -> dict[str, Any]:
+    """The attributes of a new holder."""
+    about = dict(claim.about) | ({"attempt_of": claim.attempt_of} if claim.attempt_of else {})
+    return {
+        "owner": claim.owner,
+        "slots": claim.slots,
+        "lease_ms": claim.lease_ms,
+        "grace_ms": claim.grace_ms,
+        "version": stamp.version,
+        "acquired_at": stamp.best_ms,
+        "processes": {},
+        # In the first write of a process this is its host's clock; `Confirming` confirms, corrects or removes it. A
+        # process whose responses have no `Date` has no time that others may rely on.
+        **({} if stamp.undated else {"renewed_at": stamp.best_ms}),
+        **({"hold_until": stamp.best_ms + claim.min_hold_ms} if claim.min_hold_ms else {}),
+        **({"took_over": True} if took_over else {}),
+        **({"about": about} if about else {}),
+    }
+
+
+def waiter_values(waiter: Waiter) -> dict[str, Any]:
+    """The attributes of a waiter, without its key. An attribute without a value is left out."""
+    values = {
+        "lease_id": waiter.lease_id,
+        "owner": waiter.owner,
+        "slots": waiter.slots,
+        "capacity": waiter.capacity,
+        "priority": waiter.priority,
+        "version": waiter.version,
+        "since": waiter.since_ms,
+    }
+    optional = {
+        "until": waiter.until_ms,
+        "process": waiter.process,
+        "renewed_at": waiter.renewed_at_ms,
+        "about": dict(waiter.about),
+    }
+    return values | {name: value for name, value in optional.items() if value}
+
+
 def lock_record(item: Mapping[str, Any], table: str, server_ms: int | None) -> LockRecord:
-    """The lock that an item describes. Unknown attributes are ignored.
+    """The lock that an item shows. Unknown attributes are ignored.
 
     :raises LockRecordError: the item is damaged.
     :raises LockVersionError: a newer version of this package wrote it.
@@ -118,7 +123,7 @@ def lock_record(item: Mapping[str, Any], table: str, server_ms: int | None) -> L
             capacity_pinned=_typed(values, "capacity_pinned", bool) if "capacity_pinned" in values else False,
             last_ticket=_typed(values, "last_ticket", int) if "last_ticket" in values else 0,
             queue_head=_typed(values, "queue_head", str) if "queue_head" in values else None,
-            # Whatever stands there, the next write replaces it.
+            # A damaged value does no harm: the next write replaces it.
             expires_at=values["expires_at"] if isinstance(values.get("expires_at"), int) else None,
             read_at_ms=server_ms,
         )
@@ -137,7 +142,7 @@ def lock_record(item: Mapping[str, Any], table: str, server_ms: int | None) -> L
 
 
 def waiter_record(item: Mapping[str, Any], table: str) -> Waiter:
-    """The waiter that an item describes.
+    """The waiter that an item shows.
 
     :raises TypeError, ValueError, RecursionError: the item is damaged.
     :raises LockVersionError: a newer version of this package wrote it.
@@ -165,17 +170,16 @@ def waiter_record(item: Mapping[str, Any], table: str) -> Waiter:
 
 
 def read_holder(lease_id: str, values: Any) -> Holder:
-    """A holder, as his attributes describe him.
+    """The holder that its attributes show.
 
-    :raises TypeError, ValueError: they do not.
+    :raises TypeError, ValueError: an attribute is missing or damaged.
     """
     if not isinstance(values, dict):
         raise TypeError(f"the holder {shown(lease_id)} is {_kind(values)}, not a map")
     lease_ms = _whole(values, "lease_ms", 1, _LONGEST_MS)
     if values.get("draining", True) is not True:
-        raise ValueError(
-            "its attribute 'draining' is neither true nor missing"
-        )  # conditions ask if it is there
+        # The conditions of writes test whether the attribute exists, not its value.
+        raise ValueError("its attribute 'draining' is neither true nor missing")
     inside = _typed(values, "processes", dict)
     return Holder(
         lease_id=lease_id,
@@ -207,7 +211,7 @@ def _typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
         raise ValueError(f"its attribute {shown(name)} is missing")
     value = values[name]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        # Not what it is: it may be somebody's data (rule R12).
+        # Without the value: it may be the user's data (R12).
         raise TypeError(f"its attribute {shown(name)} is {_kind(value)}, not {_KINDS[kind]}")
     return value
 

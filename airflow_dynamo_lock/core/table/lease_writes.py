@@ -1,21 +1,23 @@
-"""The writes on a lease: renew, enter, leave, release, drain, cool down, break; and deleting an idle record."""
+"""The writes on one lease: renew, leave, release, break. And the deletion of an idle record."""
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from airflow_dynamo_lock.core.effects import Request, Stamp
-from airflow_dynamo_lock.core.model.claim import Change
+from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.core.table.expressions import expiry, removed_data, set_data
 from airflow_dynamo_lock.core.table.items import VERIFIED
 from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
 
-#: How far behind a server's clock a process may estimate it, milliseconds. A record may be deleted when its last token
-#: is older than this and `max_clock_skew` together: the next token is taken from somebody else's estimate of the time.
+#: How far a process's estimate may be behind a server's clock, milliseconds. `forget` keeps a record whose last token
+#: is younger than this plus `max_clock_skew`, because the next record's first token is another process's estimate.
 ESTIMATE_BEHIND_MS = 3_000
 
 
-# A holder that asked for it is not removed before its time (`Claim.min_hold_ms`). A process that has had no answer yet
-# knows only its host's clock, which may be ahead: the refusal tells it the server's time.
+# The slots stay taken for `Claim.min_hold_ms`. A process without a response so far knows only its host's clock, which
+# may be ahead: it uses the first condition, and the refusal shows it the server's time.
 _NOT_HELD_FOR_A_WHILE = "attribute_not_exists(#holders.#me.#hold_until)"
 
 
@@ -25,59 +27,63 @@ _HELD_LONG_ENOUGH = f"({_NOT_HELD_FOR_A_WHILE} OR #holders.#me.#hold_until <= :n
 _NOT_DRAINING = " AND attribute_not_exists(#holders.#me.#draining)"
 
 
-_NONE = Change()
-
-
 class LeaseWrites(RenewalWrites):
     """Writes on one lease."""
 
-    def heartbeat(
-        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, seen: str | None = None
+    def renew(
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: str | None = None
     ) -> Request:
-        """Show that the holder lives."""
-        return self._renewal(key, lease_id, lease_ms, stamp, seen)
+        """Write a heartbeat: it proves that the holder is alive, and makes an edit.
 
-    def heartbeat_unless_draining(
-        self,
-        key: str,
-        lease_id: str,
-        lease_ms: int,
-        stamp: Stamp,
-        seen: str | None = None,
-        change: Change = _NONE,
-    ) -> Request:
-        """Show that the holder lives, while the lease has not been abandoned."""
-        longer = change.lease_ms is not None
+        :param lease_ms: how long the lease lasts after it, milliseconds.
+        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        """
+        update, condition = "", ""
+        remove: list[str] = []
+        match edit:
+            case Heartbeat():
+                pass
+            case Change():
+                longer = edit.lease_ms is not None
+                update = (", #holders.#me.#lease_ms = :lease_ms" if longer else "") + set_data(edit.data)
+                condition = _NOT_DRAINING + (" AND #holders.#me.#lease_ms <= :lease_ms" if longer else "")
+                remove = removed_data(edit.data)
+            case Enter():
+                update = ", #holders.#me.#processes.#process = :now"
+                condition = _NOT_DRAINING
+            case Drain():
+                # Once only: a second drain would lengthen the lease that the first one has shortened.
+                update = ", #holders.#me.#draining = :true, #holders.#me.#lease_ms = :lease_ms"
+                condition = _NOT_DRAINING
+            case CoolDown():
+                update = (
+                    ", #holders.#me.#draining = :true, #holders.#me.#cooling_down = :true, "
+                    "#holders.#me.#lease_ms = :lease_ms"
+                )
+                condition = " AND size(#holders.#me.#processes) = :zero"
+            case _:
+                assert_never(edit)
         return self._renewal(
             key,
             lease_id,
             lease_ms,
             stamp,
             seen,
-            (", #holders.#me.#lease_ms = :lease_ms" if longer else "") + set_data(change.data),
-            _NOT_DRAINING + (" AND #holders.#me.#lease_ms <= :lease_ms" if longer else ""),
-            values={":lease_ms": change.lease_ms, ":data": change.data},
-            remove=removed_data(change.data),
-        )
-
-    def enter(
-        self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp, seen: str | None = None
-    ) -> Request:
-        """Note that a guarded process is inside, and beat."""
-        return self._renewal(
-            key,
-            lease_id,
-            lease_ms,
-            stamp,
-            seen,
-            ", #holders.#me.#processes.#process = :entered",
-            _NOT_DRAINING,
-            values={":entered": stamp.best_ms},
-            process=process,
+            update,
+            condition,
+            values={
+                ":data": edit.data if isinstance(edit, Change) else None,
+                ":lease_ms": lease_ms,
+                ":now": stamp.best_ms,
+                ":true": True,
+                ":zero": 0,
+            },
+            remove=remove,
+            **({"process": edit.process} if isinstance(edit, Enter) else {}),
         )
 
     def leave(self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp) -> Request:
-        """Note that a guarded process has left."""
+        """Remove a guarded process that has left."""
         expires_at = "SET #expires_at = :expires_at " if stamp.server_ms is not None else ""
         return self._write(
             key,
@@ -89,9 +95,9 @@ class LeaseWrites(RenewalWrites):
         )
 
     def release(self, key: str, lease_id: str, slots: int, stamp: Stamp, *, confirmed: bool) -> Request:
-        """Give the slots back, if nobody is inside any more (rule R8).
+        """Free the slots, if no process is inside (R8).
 
-        :param confirmed: its holder was told of the grant, so its token has been compared with the server's time.
+        :param confirmed: the caller received the grant, so its token has been compared with the server's time (R10).
         """
         proven = ", #token_base = :checked" if confirmed and stamp.server_ms is not None else ""
         held = _HELD_LONG_ENOUGH if stamp.answered else _NOT_HELD_FOR_A_WHILE
@@ -106,22 +112,8 @@ class LeaseWrites(RenewalWrites):
         )
 
     def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:
-        """Take a lease away from its holder, whoever is inside. For people."""
+        """Remove a lease, even with processes inside. Only people decide that."""
         return self._remove(key, holder.lease_id, holder.slots, stamp)
-
-    def drain(self, key: str, lease_id: str, grace_ms: int, stamp: Stamp, seen: str | None = None) -> Request:
-        """Shorten a lease to a grace and let nobody enter any more (rule R8). Only once: a second write would
-        lengthen what the first one has shortened."""
-        return self._renewal(
-            key,
-            lease_id,
-            grace_ms,
-            stamp,
-            seen,
-            ", #holders.#me.#draining = :draining, #holders.#me.#lease_ms = :lease_ms",
-            _NOT_DRAINING,
-            values={":draining": True, ":lease_ms": grace_ms},
-        )
 
     def forget(self, key: str, latest_token: int | None) -> Request:
         """Delete the record of a lock without holders and waiters.
@@ -135,17 +127,4 @@ class LeaseWrites(RenewalWrites):
         left_out = ("UpdateExpression", "ReturnValues")
         return Request(
             "DeleteItem", {name: value for name, value in write.params.items() if name not in left_out}
-        )
-
-    def cool_down(self, key: str, holder: Holder, rest_ms: int, stamp: Stamp) -> Request:
-        """End a lease that is to be held for a while yet (`Claim.min_hold_ms`): it runs out when that is over."""
-        return self._renewal(
-            key,
-            holder.lease_id,
-            rest_ms,
-            stamp,
-            holder.version,
-            ", #holders.#me.#draining = :true, #holders.#me.#cooling_down = :true, #holders.#me.#lease_ms = :lease_ms",
-            " AND size(#holders.#me.#processes) = :zero",
-            values={":true": True, ":lease_ms": rest_ms, ":zero": 0},
         )

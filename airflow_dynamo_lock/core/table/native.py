@@ -14,10 +14,10 @@ from typing import Any
 
 from airflow_dynamo_lock.core.effects import Operation, Request, T
 from airflow_dynamo_lock.core.model.arguments import checked_key
-from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY, PARTITION_KEY, SORT_KEY, lock_item_key
+from airflow_dynamo_lock.core.table.features import ALL_FEATURES, Feature
 from airflow_dynamo_lock.core.table.grant_writes import GrantWrites
 from airflow_dynamo_lock.core.table.items import lock_record
 from airflow_dynamo_lock.core.table.lease_writes import LeaseWrites
@@ -36,28 +36,22 @@ class NativeFormat(GrantWrites, LeaseWrites, QueueWrites):
         default=((PARTITION_KEY, "HASH", "S"), (SORT_KEY, "RANGE", "S")), init=False
     )
     ttl_attribute: str = field(default=TTL_ATTRIBUTE, init=False)
-    has_queue: bool = field(default=True, init=False)
+    name: str = field(default="native", init=False)
+    features: frozenset[Feature] = field(default=ALL_FEATURES, init=False)
 
     def checked_key(self, key: str) -> str:
-        """A lock's name: `limits.checked_key`."""
+        """Return the name of a lock if DynamoDB can store it."""
         return checked_key(key)
 
-    def checked_claim(self, claim: Claim) -> Claim:
-        """Whatever can be claimed, this format has."""
-        return claim
-
-    def checked_set(self) -> None:
-        """Several locks can be taken together."""
-
-    def checked_capacity(self) -> None:
-        """A lock may have any capacity."""
+    def check_data(self, data: Mapping[str, Any]) -> None:
+        """All data that DynamoDB can store. The write checks that."""
 
     def carry_out(self, operation: Operation[T]) -> Operation[T]:
-        """All of its requests are DynamoDB's own."""
+        """Run an operation as it is: all requests are DynamoDB's own."""
         return operation
 
     def transaction(self, requests: Sequence[Request]) -> Request:
-        """Carry out all of these writes, or none. A refusal shows for each what it would have shown alone."""
+        """Apply all of these writes or none. A refusal has the items of the refused writes, as single writes would."""
         items = []
         for request in requests:
             params = {name: value for name, value in request.params.items() if name != "ReturnValues"}
@@ -65,16 +59,18 @@ class NativeFormat(GrantWrites, LeaseWrites, QueueWrites):
         return Request("TransactWriteItems", {"TransactItems": items})
 
     def item_key(self, key: str) -> Mapping[str, Any]:
-        """See `TableReads`."""
+        """The key of a lock's item."""
         return lock_item_key(key)
 
     def name_of(self, item: Mapping[str, Any]) -> str:
-        """See `TableReads`."""
+        """The lock that an item, or the key of an item, belongs to."""
         return str(item[PARTITION_KEY]["S"])
 
     def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request:
-        """Read one page of all locks, from where `cursor` (the last page's ``LastEvaluatedKey``) points; show those
-        whose keys begin with the prefix."""
+        """Read one page of all locks whose names begin with the prefix.
+
+        :param cursor: ``LastEvaluatedKey`` of the page before; None for the first.
+        """
         names, values = {"#entry": SORT_KEY}, {":lock": LOCK_ENTRY}
         if prefix:
             names, values = {**names, "#key": PARTITION_KEY}, {**values, ":prefix": prefix}
@@ -88,5 +84,8 @@ class NativeFormat(GrantWrites, LeaseWrites, QueueWrites):
         return Request("Scan", params | ({"ExclusiveStartKey": cursor} if cursor else {}))
 
     def record(self, item: Mapping[str, Any], server_ms: int | None) -> LockRecord:
-        """`records.lock_record` of an item of this table."""
+        """The lock that an item shows.
+
+        :raises LockRecordError: the item is not a lock, or is damaged.
+        """
         return lock_record(item, self.table, server_ms)

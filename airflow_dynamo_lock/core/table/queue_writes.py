@@ -19,31 +19,30 @@ from airflow_dynamo_lock.core.table.expressions import (
     expiry,
 )
 from airflow_dynamo_lock.core.table.items import (
-    _WAITER_PLAIN,
     UNVERIFIED,
     WAITER_ENTRY,
-    _waiter_optional,
     waiter_record,
+    waiter_values,
 )
-from airflow_dynamo_lock.core.table.position import front_of, mark_after, mark_at, next_number, number_of
+from airflow_dynamo_lock.core.table.position import head_after, head_at, head_of, next_ticket, ticket_of
 from airflow_dynamo_lock.core.table.reads import TableReads
 
-# The mark is not raised: there may be somebody before it.
+# The head is not raised: another waiter may have lowered it.
 _HEAD_NOT_LOWER = " AND (attribute_not_exists(#queue_head) OR #queue_head >= :front)"
 
-
-# After all places.
+# Sorts after all places.
 _LAST_PLACE = "~"
 
 
 class QueueWrites(TableWrites, TableReads):
-    """Writes and reads of the queue."""
+    """Builds the writes and reads of the queue."""
 
     def take_ticket(self, key: str, priority: int, seen: LockRecord, stamp: Stamp) -> Request:
-        """Draw the next number, and make sure that nobody comes in between before its place is taken."""
-        front = front_of(priority, next_number(seen, stamp))
-        # To lower the mark is always safe: it says that nobody stands before it. Where it is low enough already, it has
-        # to be so still when the number is drawn; and where it is not, nobody may have lowered it further meanwhile.
+        """Take the next ticket, and lower the head to its place, so that no newcomer is granted before the entry is
+        written."""
+        front = head_of(priority, next_ticket(seen, stamp))
+        # A head that is too low is safe, one that is too high is not. If the head is low enough, it must still be so
+        # when the write is applied; if this write lowers it, no other waiter may have lowered it further.
         lower = seen.queue_head is None or seen.queue_head > front
         return self._write(
             key,
@@ -51,14 +50,14 @@ class QueueWrites(TableWrites, TableReads):
             + (", #queue_head = :front" if lower else ""),
             f"attribute_exists(#key) AND attribute_{'exists' if seen.last_ticket else 'not_exists'}(#last_ticket)"
             + (_HEAD_NOT_LOWER if lower else " AND #queue_head <= :front"),
-            {":one": 1, ":number": next_number(seen, stamp), ":front": front},
+            {":one": 1, ":number": next_ticket(seen, stamp), ":front": front},
         )
 
     def take_exact_ticket(self, claim: Claim, seen: LockRecord | None, stamp: Stamp) -> Request:
-        """Draw the number that comes after those that were seen, and no other; also for a lock never used before."""
-        number = next_number(seen, stamp)
-        front = front_of(claim.priority, number)
-        values = {":number": number, ":front": front}
+        """Take the ticket after the last one that was seen, and no other. Creates the record of a lock without one."""
+        ticket = next_ticket(seen, stamp)
+        front = head_of(claim.priority, ticket)
+        values = {":number": ticket, ":front": front}
         if seen is None:
             return self._write(
                 claim.key,
@@ -90,7 +89,7 @@ class QueueWrites(TableWrites, TableReads):
         )
 
     def lower_head(self, key: str, place: str) -> Request:
-        """Say that somebody stands in line at `place`, whom others took for gone."""
+        """Lower the head to the place of a waiter that others have skipped as dead."""
         return self._write(
             key,
             "SET #queue_head = :place",
@@ -99,46 +98,43 @@ class QueueWrites(TableWrites, TableReads):
         )
 
     def clear_head(self, key: str, place: str) -> Request:
-        """Say that nobody stands in line, after the only one has left his place."""
-        return self._mark_left(key, place, "REMOVE #queue_head", " AND #last_ticket = :number")
+        """Remove the head after the only waiter has left its place."""
+        return self._move_head(key, place, "REMOVE #queue_head", " AND #last_ticket = :number")
 
     def advance_head(self, key: str, place: str) -> Request:
-        """Say that nobody stands before the places behind that one, which was the first, and has been left."""
-        return self._mark_left(key, place, "SET #queue_head = :after", "")
+        """Move the head behind the place that its first waiter has left."""
+        return self._move_head(key, place, "SET #queue_head = :after", "")
 
-    def _mark_left(self, key: str, place: str, update: str, condition: str) -> Request:
+    def _move_head(self, key: str, place: str, update: str, condition: str) -> Request:
         return self._write(
             key,
             update,
-            # Who has come to stand before it has lowered the mark.
+            # A waiter before this place has lowered the head, and this write is refused.
             f"#queue_head >= :front AND #queue_head <= :place{condition}",
             {
-                ":front": mark_at(place),
+                ":front": head_at(place),
                 ":place": place,
-                ":after": mark_after(place),
-                ":number": number_of(place),
+                ":after": head_after(place),
+                ":number": ticket_of(place),
             },
         )
 
     def put_entry(self, waiter: Waiter) -> Request:
-        """Write the waiter's entry."""
+        """Write a waiter's entry. If no process removes it, DynamoDB does some day."""
         item = {
             "format_version": version.WRITTEN,
             "key": waiter.key,
             "entry": WAITER_ENTRY + waiter.place,
-            **{name: getattr(waiter, name) for name in _WAITER_PLAIN},
-            "since": waiter.since_ms,
-            # DynamoDB deletes it some day, should nobody else.
             "expires_at": (waiter.since_ms + RETENTION_MS) // 1000,
-            **{name: value for name, value in _waiter_optional(waiter).items() if value},
+            **waiter_values(waiter),
         }
         encoded = {name: encode(value) for name, value in item.items()}
         return Request("PutItem", {"TableName": self.table, "Item": encoded})
 
     def hand_over_entry(self, key: str, place: str, process: str, stamp: Stamp) -> Request:
-        """Leave a place to another process, which may soon go on in it; if none does, it is a dead one's.
+        """Leave an entry to another process, which may continue in it; if none does, the entry becomes a dead one.
 
-        :param process: whose it is. One that goes on in it already is not disturbed.
+        :param process: the process that leaves. Refused if another process has continued already.
         """
         stamped = stamp.server_ms is not None
         return self._write(
@@ -153,13 +149,16 @@ class QueueWrites(TableWrites, TableReads):
         )
 
     def delete_entry(self, key: str, place: str) -> Request:
-        """Leave the line."""
+        """Remove a waiter's entry."""
         item_key = {PARTITION_KEY: encode(key), SORT_KEY: encode(WAITER_ENTRY + place)}
         return Request("DeleteItem", {"TableName": self.table, "Key": item_key})
 
     def read_queue(self, key: str, limit: int | None, cursor: Mapping[str, Any] | None) -> Request:
-        """Read a lock, consistently, and then those who wait for it, in their order; from `cursor` (the last page's
-        ``LastEvaluatedKey``) on."""
+        """Read a lock and then its waiters in their order, consistently.
+
+        :param limit: queue page size; None for DynamoDB's.
+        :param cursor: ``LastEvaluatedKey`` of the page before; None for the first.
+        """
         values = {":key": key, ":lock": LOCK_ENTRY, ":last": WAITER_ENTRY + _LAST_PLACE}
         params: dict[str, Any] = {
             "TableName": self.table,
@@ -173,14 +172,14 @@ class QueueWrites(TableWrites, TableReads):
         return Request("Query", params)
 
     def lock_in(self, reply: Reply) -> LockRecord | None:
-        """The lock in the answer to a `line`, from its beginning."""
+        """The lock in the response to the first page of `read_queue`; None if it has no record."""
         for item in reply.output.get("Items", ())[:1]:
             if item[SORT_KEY] == encode(LOCK_ENTRY):
                 return self.record(item, reply.server_ms)
         return None
 
     def waiters(self, output: Mapping[str, Any]) -> list[Waiter]:
-        """The waiters in the answer to `read_queue`. A damaged entry is left out: nobody has to wait for it.
+        """The waiters in the response to `read_queue`. A damaged entry is left out, so that no waiter waits for it.
 
         :raises LockVersionError: a newer version of this package wrote an entry.
         """

@@ -1,4 +1,4 @@
-"""The reads of a DynamoDB table of locks, whatever its format."""
+"""The reads of a lock table, common to all formats on DynamoDB."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from airflow_dynamo_lock.core.effects import Request
 from airflow_dynamo_lock.core.model.errors import LockRecordError
 from airflow_dynamo_lock.core.model.record import LockRecord
 
-#: What BatchGetItem takes at most.
+#: Maximum number of items that BatchGetItem reads.
 BATCH = 100
 
 
 class TableReads(ABC):
-    """How locks are read. A format says what the items are."""
+    """Builds the reads. A format defines what its items are."""
 
     table: str
 
     @abstractmethod
     def item_key(self, key: str) -> Mapping[str, Any]:
-        """What names a lock's item."""
+        """The key of a lock's item."""
 
     @abstractmethod
     def name_of(self, item: Mapping[str, Any]) -> str:
-        """The lock that an item, or what names one, is of."""
+        """The lock that an item, or the key of an item, belongs to."""
 
     @abstractmethod
     def record(self, item: Mapping[str, Any], server_ms: int | None) -> LockRecord:
         """The lock that an item shows.
 
-        :raises LockRecordError: it shows none.
+        :raises LockRecordError: the item is not a lock, or is damaged.
         """
 
     def get(self, key: str) -> Request:
@@ -41,10 +41,10 @@ class TableReads(ABC):
         )
 
     def batch_get(self, keys: Iterable[str], *, consistent: bool = False) -> list[Request]:
-        """Read many locks, 100 in a request, eventually consistent: half the price, and a stale answer only wakes a
-        waiter for nothing or a poll later (rule R11).
+        """Read many locks, 100 per request.
 
-        :param consistent: for those that are known to have changed: there may be no poll soon after it.
+        :param consistent: read the latest state. Without it a read costs half, and a stale result only wakes a waiter
+            for nothing, or one poll later (R11).
         """
         wanted = [self.item_key(key) for key in keys]
         how = {"ConsistentRead": True} if consistent else {}
@@ -58,7 +58,7 @@ class TableReads(ABC):
         return {self.name_of(each) for each in request.params["RequestItems"][self.table]["Keys"]}
 
     def batch_records(self, output: Mapping[str, Any], server_ms: int | None) -> list[LockRecord]:
-        """The locks in the answer to a `batch_get`. Damaged ones are left out: whoever tries to take them is told."""
+        """The locks in the response to a `batch_get`. Damaged ones are left out; an attempt to acquire reports them."""
         records = []
         for item in output.get("Responses", {}).get(self.table, ()):
             try:
@@ -68,6 +68,6 @@ class TableReads(ABC):
         return records
 
     def unprocessed_keys(self, output: Mapping[str, Any]) -> set[str]:
-        """The locks that a `batch_get` did not get to."""
+        """The locks that DynamoDB left out of the response to a `batch_get`."""
         left = output.get("UnprocessedKeys", {}).get(self.table, {}).get("Keys", ())
         return {self.name_of(item) for item in left}

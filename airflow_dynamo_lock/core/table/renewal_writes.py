@@ -1,4 +1,4 @@
-"""The write that every renewal is (R3), and the write that removes a lease."""
+"""The two writes on which all others on a lease build: renew it (R3), and remove it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS, TableWrites
 
 
 class RenewalWrites(TableWrites):
-    """Writes that give a lease a new version, or remove it."""
+    """Builds renewals and removals."""
 
     def _renewal(
         self,
@@ -25,15 +25,14 @@ class RenewalWrites(TableWrites):
         remove: Sequence[str] = (),
         **names: str,
     ) -> Request:
-        """A write that gives the lease a new version.
+        """Give the lease a new version, and make further changes.
 
-        It may arrive long after its sender has given it up, when the lease has been renewed since. It must not put its
-        old stamp in the place of a newer one, or a live holder would look dead: it succeeds only if the stamp there is
-        no newer than its own, to within `OVERTAKEN_MS`, by which two writers' estimates may differ; or, where that
-        cannot be told, if the version is still the one `seen`.
+        The write may arrive late, after newer renewals of the lease. It must not replace a newer stamp by its old one,
+        or a live holder would look dead. So it succeeds only if the stamp in the record is no newer than its own (to
+        within `OVERTAKEN_MS`), or if the version in the record is still `seen`.
 
-        A writer that does not know the server's time, because no answer tells it, *removes* the stamp of the one
-        before, which would make the new version look old; nor does it tell when the record expires.
+        A writer without server time *removes* the earlier stamp, which would make the new version look old, and leaves
+        `expires_at` as it is.
         """
         stamped = stamp.server_ms is not None
         if seen is not None:
@@ -69,12 +68,13 @@ class RenewalWrites(TableWrites):
         condition: str = "",
         values: Mapping[str, Any] | None = None,
     ) -> Request:
+        """Remove the lease and free its slots."""
         expires_at = ", #expires_at = :expires_at" if stamp.server_ms is not None else ""
         return self._write(
             key,
             f"SET #available = #available + :slots, #last_freed_at = :last_freed_at{update}{expires_at} "
             "REMOVE #holders.#me",
-            # So many, and no other number: what is given back is what was taken.
+            # The number of slots must match: exactly the slots that were taken become free.
             "attribute_exists(#holders.#me) AND #holders.#me.#slots = :slots" + condition,
             {
                 ":slots": slots,

@@ -1,4 +1,4 @@
-"""The DynamoDB table that the locks live in: make it, wait for it, check it. A bucket of S3 is only looked at."""
+"""The DynamoDB table of the locks: create it, wait for it, check it. A bucket of S3 is only checked."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep
 from airflow_dynamo_lock.core.model.errors import LockError, LockTableError, LockValueError
 from airflow_dynamo_lock.core.table.format import Format
 
+# Seconds between two looks at a table that is being created.
 _PAUSE = 0.5
 
 
 class TableMissingError(LockTableError):
-    """There is no table of that name in the account and region."""
+    """The account and region have no table of that name."""
 
 
 class TableExistsError(LockTableError):
-    """There is one already, or somebody else is just making it."""
+    """The table exists already, or another process is creating it."""
 
 
 class TtlOffError(LockTableError):
-    """The table keeps the records of forgotten locks for ever."""
+    """DynamoDB never deletes the records of locks that are no longer used."""
 
 
 def create(format: Format, *, now: float, timeout: float, streams: bool = False) -> Operation[None]:
-    """Make the lock table (on-demand, TTL on if the format has any), wait until it can be used, and check it. One that
-    exists is let be.
+    """Create the lock table (on demand, with TTL if the format uses it), wait until it is active, and check it. An
+    existing table is only checked.
 
-    :param streams: with a stream, for quick hand-over.
-    :raises LockTableError: it is not active within `timeout` seconds, or there is one with other keys, or without the
-        stream.
-    :raises LockValueError: the locks are in a bucket.
+    :param now: monotonic seconds.
+    :param timeout: maximum time to wait until the table is active, in seconds.
+    :param streams: create the table with a stream, for fast hand-over.
+    :raises LockTableError: the table is not active in time, or exists with other keys or without the stream.
+    :raises LockValueError: the locks of this format are in a bucket.
     """
     table = format.table
     if not format.keys:
@@ -50,7 +52,7 @@ def create(format: Format, *, now: float, timeout: float, streams: bool = False)
             yield Request("UpdateTimeToLive", {"TableName": table, "TimeToLiveSpecification": specification})
         except LockError as failure:
             try:
-                yield from check(format)  # somebody else, who makes the table just now, was quicker
+                yield from check(format)  # another process that creates the table may have been faster
             except TtlOffError:
                 raise failure from None
     if streams and stream_arn((yield from describe(table))) is None:
@@ -61,7 +63,7 @@ def create(format: Format, *, now: float, timeout: float, streams: bool = False)
 
 
 def check(format: Format) -> Operation[Mapping[str, Any]]:
-    """Make sure that the table can hold locks; return what `DescribeTable` says of it, or `ListObjectsV2` of a bucket.
+    """Return the description of the table (`DescribeTable`, or `ListObjectsV2` of a bucket) if it can hold locks.
 
     :raises LockTableError: it is missing, not active, has other keys, or expires records by another attribute.
     """
@@ -105,14 +107,17 @@ def check(format: Format) -> Operation[Mapping[str, Any]]:
 
 
 def describe(table: str) -> Operation[Mapping[str, Any]]:
-    """What `DescribeTable` says of the table."""
+    """The description of the table by `DescribeTable`."""
     reply: Reply = yield Request("DescribeTable", {"TableName": table})
     described: Mapping[str, Any] = reply.output["Table"]
     return described
 
 
 def stream_arn(described: Mapping[str, Any]) -> str | None:
-    """The table's stream, of what `describe` says; None if there is none that is enabled."""
+    """The ARN of the table's stream; None if no stream is enabled.
+
+    :param described: result of `describe`.
+    """
     enabled = described.get("StreamSpecification", {}).get("StreamEnabled")
     arn: str | None = described.get("LatestStreamArn") if enabled else None
     return arn

@@ -1,10 +1,9 @@
-"""How many of those who come for a lock may ask DynamoDB at the same time, and how long each waits to ask again.
+"""Limits how many newcomers of one process send requests at the same time while DynamoDB does not answer in time.
 
-As many as like, until one gets no answer. It may be for all of them together that there is none: what they ask takes
-longer than any of them waits for it, and to ask again makes that worse. Then only half as many may ask, at last one;
-and with each answer one more, until the crowd has got through. (TCP does the same when packets are lost.)
-
-It counts those of one process, and only those who are not in line yet: who stands there asks when it is his turn.
+The window is unlimited until a request times out. The requests may have timed out because there are too many of them,
+and repeating them would make that worse. So each time-out halves the window, to one request at least, and each answer
+widens it by one, as TCP does after lost packets. Waiters in the queue are not limited: only the first one sends
+requests.
 """
 
 from __future__ import annotations
@@ -12,62 +11,64 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-# Where so many may ask at once, there is no need to count them any longer.
+# A window of this size becomes unlimited again.
 _MANY = 100
-# Seconds between two tries of one who gets no answer, at most, if he did not ask for more; up to twice as many.
+# Longest pause between two attempts, in seconds, unless the poll interval is longer. Jitter may double it.
 _LONGEST_PAUSE = 5.0
+# Number of failures after which the pause no longer doubles.
+_MOST_FAILURES = 10
 
 
 @dataclass
 class AdmissionWindow:
-    """Those of one process who ask."""
+    """The newcomers of one process that may send requests now."""
 
-    _asking: set[RequestSlot] = field(default_factory=set)
-    _room: float = math.inf
+    _admitted: set[RequestSlot] = field(default_factory=set)
+    _size: float = math.inf
 
 
 @dataclass(eq=False)
 class RequestSlot:
-    """One of them. He has to say what came of it each time that he asked, and when he does so no more."""
+    """One newcomer. It reports the result of each attempt, and when it sends no more."""
 
-    crowd: AdmissionWindow
+    window: AdmissionWindow
     _failures: int = field(default=0, init=False)
 
-    def may_ask(self) -> bool:
-        """Whether he may ask now."""
-        crowd = self.crowd
-        if self not in crowd._asking and len(crowd._asking) >= crowd._room:
+    def is_admitted(self) -> bool:
+        """Whether the newcomer may send a request now. Once admitted, it stays so until the result is reported."""
+        window = self.window
+        if self not in window._admitted and len(window._admitted) >= window._size:
             return False
-        crowd._asking.add(self)
+        window._admitted.add(self)
         return True
 
     def answered(self) -> None:
-        """He has been answered."""
-        crowd = self.crowd
+        """Report an answer."""
+        window = self.window
         self._failures = 0
-        if self in crowd._asking:
-            crowd._room = crowd._room + 1 if crowd._room < _MANY else math.inf
-            crowd._asking.discard(self)
+        if self in window._admitted:
+            window._size = window._size + 1 if window._size < _MANY else math.inf
+            window._admitted.discard(self)
 
-    def unanswered(self) -> None:
-        """He has not."""
-        crowd = self.crowd
-        self._failures = min(self._failures + 1, 10)
-        if self in crowd._asking:
-            crowd._room = max(1, min(crowd._room, len(crowd._asking)) // 2)
-            crowd._asking.discard(self)
+    def timed_out(self) -> None:
+        """Report a time-out."""
+        window = self.window
+        self._failures = min(self._failures + 1, _MOST_FAILURES)
+        if self in window._admitted:
+            window._size = max(1, min(window._size, len(window._admitted)) // 2)
+            window._admitted.discard(self)
 
-    def gone(self) -> None:
-        """He does not ask any more, whatever came of it."""
-        self.crowd._asking.discard(self)
+    def close(self) -> None:
+        """Report that the newcomer sends no more requests."""
+        self.window._admitted.discard(self)
 
     def pause(self, poll_interval: float, jitter: float, left: float | None) -> float:
-        """Seconds until his next try: more after each failure, and not in step with others.
+        """Seconds until the next attempt: longer after each time-out, and different for each waiter.
 
-        :param jitter: a number from 0…1, drawn for this pause.
-        :param left: of how much time; None if there is no end to it.
+        :param jitter: random number from 0 to 1.
+        :param left: remaining time in seconds; None for no limit.
         """
-        if not self._failures:  # it is only not his turn
+        if not self._failures:  # not admitted
             pause = min(poll_interval, _LONGEST_PAUSE)
         else:
             times: int = 2 ** (self._failures - 1)

@@ -19,7 +19,7 @@ from airflow_dynamo_lock.core.model.errors import LockError, LockUnavailableErro
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.queue.view import QueueReader, queue_positions
 from airflow_dynamo_lock.core.table.format import Format
-from airflow_dynamo_lock.core.table.position import in_class, number_of
+from airflow_dynamo_lock.core.table.position import class_of, ticket_of
 from airflow_dynamo_lock.log import log
 
 # Who stands so many places from the head of a line, or more, is looked after only every so many polls.
@@ -326,11 +326,11 @@ class Poller:
 
 def _may_be_next(place: str, needs: int, record: LockRecord, left: int) -> bool:
     """Whether there may be room for one in that place, and for all who stand before it."""
-    if record.queue_head is None or in_class(place) < in_class(record.queue_head):
+    if record.queue_head is None or class_of(place) < class_of(record.queue_head):
         return True
-    if in_class(place) > in_class(record.queue_head):
+    if class_of(place) > class_of(record.queue_head):
         return False
-    return left >= max(0, number_of(place) - number_of(record.queue_head)) + needs
+    return left >= max(0, ticket_of(place) - ticket_of(record.queue_head)) + needs
 
 
 def _pause(record: LockRecord, queue: list[WaiterHandle], left: int) -> int:
@@ -342,7 +342,7 @@ def _pause(record: LockRecord, queue: list[WaiterHandle], left: int) -> int:
     # Some of those between may have gone: then the lock is seen to be free a few polls later.
     return (
         _SELDOM
-        if min(number_of(place or "") for place in places) > number_of(record.queue_head) + _NEAR
+        if min(ticket_of(place or "") for place in places) > ticket_of(record.queue_head) + _NEAR
         else 1
     )
 

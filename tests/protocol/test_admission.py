@@ -7,16 +7,16 @@ import pytest
 from airflow_dynamo_lock.core.wait.admission import AdmissionWindow, RequestSlot
 
 
-def _some(crowd: AdmissionWindow, number: int = 20) -> list[RequestSlot]:
-    return [RequestSlot(crowd) for _ in range(number)]
+def _some(window: AdmissionWindow, number: int = 20) -> list[RequestSlot]:
+    return [RequestSlot(window) for _ in range(number)]
 
 
 def _asking(askers: list[RequestSlot]) -> list[RequestSlot]:
     """Those of them who may."""
-    return [each for each in askers if each.may_ask()]
+    return [each for each in askers if each.is_admitted()]
 
 
-def test_all_may_ask_as_long_as_they_are_answered() -> None:
+def test_all_is_admitted_as_long_as_they_are_answered() -> None:
     askers = _some(AdmissionWindow())
 
     for _ in range(3):
@@ -25,36 +25,36 @@ def test_all_may_ask_as_long_as_they_are_answered() -> None:
             each.answered()
 
 
-def test_half_as_many_may_ask_after_each_that_was_not_answered_and_at_last_one() -> None:
-    crowd = AdmissionWindow()
-    askers = _asking(_some(crowd))
+def test_half_as_many_is_admitted_after_each_that_was_not_answered_and_at_last_one() -> None:
+    window = AdmissionWindow()
+    askers = _asking(_some(window))
 
-    rooms = []
+    sizes = []
     for each in askers[:5]:
-        each.unanswered()
-        rooms.append(crowd._room)
-    assert rooms == [10, 5, 2, 1, 1]
+        each.timed_out()
+        sizes.append(window._size)
+    assert sizes == [10, 5, 2, 1, 1]
 
-    others = _some(crowd, 2)
+    others = _some(window, 2)
     assert not _asking(others)
     for each in askers:
-        each.gone()
+        each.close()
     assert _asking(others) == others[:1]
     assert _asking(others) == others[:1], "who is admitted stays so"
 
 
-def test_with_each_answer_one_more_may_ask_until_nobody_is_counted() -> None:
-    crowd = AdmissionWindow()
-    for each in _asking(_some(crowd)):
-        each.unanswered()
+def test_with_each_answer_one_more_is_admitted_until_nobody_is_counted() -> None:
+    window = AdmissionWindow()
+    for each in _asking(_some(window)):
+        each.timed_out()
 
-    me = RequestSlot(crowd)
+    me = RequestSlot(window)
     for already in range(1, 101):
-        assert crowd._room == already
-        me.may_ask()
+        assert window._size == already
+        me.is_admitted()
         me.answered()
         me.answered()  # said already
-    assert len(_asking(_some(crowd))) == 20
+    assert len(_asking(_some(window))) == 20
 
 
 def test_pauses_grow_with_each_failure_to_some_seconds_and_begin_anew_with_an_answer() -> None:
@@ -66,7 +66,7 @@ def test_pauses_grow_with_each_failure_to_some_seconds_and_begin_anew_with_an_an
     assert pause() == 0.5, "before it has asked"
     pauses = []
     for _ in range(20):
-        asker.unanswered()
+        asker.timed_out()
         pauses.append(pause())
     assert pauses[:5] == [0.5, 1.0, 2.0, 4.0, 5.0]
     assert set(pauses[5:]) == {5.0}
@@ -81,5 +81,5 @@ def test_a_pause_is_up_to_twice_as_long_but_no_longer_than_there_is_time() -> No
     assert asker.pause(1.0, 0.5, None) == 1.5
     assert asker.pause(1.0, 0.5, 1.2) == 1.2
     assert asker.pause(60.0, 0.0, None) == 5.0, "it is only not its turn yet"
-    asker.unanswered()
+    asker.timed_out()
     assert asker.pause(30.0, 0.5, None) == pytest.approx(45.0), "it is not shortened either"

@@ -1,0 +1,48 @@
+"""Edits: what a renewal changes in addition to the version and the time of the last heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Nothing. The only edit that renews a draining lease, too."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The length of the lease or the lock's data; without either, nothing.
+
+    :ivar lease_ms: new length of the lease, milliseconds; None keeps it. Never shorter than before, because the holder
+        may rely on the old length.
+    :ivar data: the lock's new data; None keeps them, an empty map removes them.
+    """
+
+    lease_ms: int | None = None
+    data: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Enter:
+    """A guarded process enters (R8).
+
+    :ivar process: id of the process.
+    """
+
+    process: str
+
+
+@dataclass(frozen=True)
+class Drain:
+    """The lease is shortened to the length of the renewal, and no process may enter (R8)."""
+
+
+@dataclass(frozen=True)
+class CoolDown:
+    """The lease is released, and lasts for the length of the renewal because of `min_hold`."""
+
+
+Edit = Heartbeat | Change | Enter | Drain | CoolDown
