@@ -7,7 +7,7 @@ python scripts/mutate.py --again before.txt           # those that survive in th
 python scripts/mutate.py --again before.txt --explain # their names, for scripts/survivors.txt
 
 A mutant is a comparison, a boolean operator, a number, or a clause of a DynamoDB condition that was changed. It is
-killed by the first simulated history, or by the first test of `tests/protocol`, that fails. A survivor fails the run
+killed by the first simulated history, or by the first test of `tests/core`, that fails. A survivor fails the run
 unless `scripts/survivors.txt` says why it does no harm. Each mutant runs on a copy of the package.
 """
 
@@ -193,7 +193,7 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="mutants at a time, one for each core"
     )
-    parser.add_argument("tests", nargs="*", default=["tests/protocol"], help="tests for each mutant")
+    parser.add_argument("tests", nargs="*", default=["tests/core"], help="tests for each mutant")
     chosen = parser.parse_args()
     modules = [
         path for path in sorted(CORE.rglob("*.py")) if path.stem not in LEFT_OUT and path.parent != FOREIGN

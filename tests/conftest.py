@@ -1,7 +1,7 @@
 """What all tests share: no test reaches AWS or an Airflow of this machine, and the workers share the test files.
 
 A test, or one parameter of a test, that is marked `proof` is left out of `make test` and run by `make proof`. The
-parameters in question are mostly engines: DynamoDB Local beside moto, and in `tests/protocol` moto beside the simulated
+parameters in question are mostly engines: DynamoDB Local beside moto, and in `tests/core` moto beside the simulated
 table.
 """
 
@@ -69,7 +69,7 @@ LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/histories/t
 #: Files whose tests mostly wait.
 WAITING_PREFIX = ("tests/cli/test_run.py", "tests/layer/", "tests/client/", "tests/formats/")
 #: Files whose tests keep a core busy.
-BUSY = ("tests/histories/", "tests/test_example_dags.py", "tests/protocol/", "tests/fuzz/")
+BUSY = ("tests/histories/", "tests/test_example_dags.py", "tests/core/", "tests/fuzz/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,7 @@
 """How long a test waits for what must happen.
 
 A bound on real time says only that something happens at all, so it is generous: on a machine with busy cores, a
-process may need ten seconds to start. Whether a time is kept exactly is tested on simulated clocks, in `tests/protocol`
+process may need ten seconds to start. Whether a time is kept exactly is tested on simulated clocks, in `tests/core`
 and `tests/histories`.
 """
 

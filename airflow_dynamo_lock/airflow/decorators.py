@@ -1,4 +1,4 @@
-"""``@task.dynamo_lock(key=…)``: a Python function that runs while holding a lock."""
+"""``@task.dynamo_lock(key=…)``: a task that runs a Python function while it holds a lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _DynamoLockDecoratedOperator(DecoratedOperator, DynamoLockOperator):
-    """Wraps a Python callable and runs it while holding a lock."""
+    """The operator behind ``@task.dynamo_lock``."""
 
     template_fields = (*DecoratedOperator.template_fields, *DynamoLockOperator.template_fields)
     custom_operator_name = "@task.dynamo_lock"
@@ -39,11 +39,13 @@ def dynamo_lock_task(
     multiple_outputs: bool | None = None,
     **kwargs: Any,
 ) -> TaskDecorator:
-    """Make a task of a function that runs while holding a lock.
+    """Turn a function into a task that holds a lock while the function runs.
+
+    Airflow offers this decorator as ``@task.dynamo_lock``.
 
     :param python_callable: the function.
-    :param multiple_outputs: store a returned dictionary's values as XComs of their own.
-    :param kwargs: the arguments of `DynamoLockOperator`, ``key`` among them.
+    :param multiple_outputs: if the function returns a dictionary, push each of its values as an XCom of its own.
+    :param kwargs: the arguments of `DynamoLockOperator`; ``key`` is required.
     """
     return task_decorator_factory(
         python_callable=python_callable,

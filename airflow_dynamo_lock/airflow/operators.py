@@ -1,7 +1,8 @@
-"""The operators.
+"""The operators that acquire, renew and release a lock, and the operator that runs a function while it holds one.
 
-Waiting, beating and releasing need no worker where Airflow can start a task in the triggerer. Where it cannot (mapped
-tasks, older versions, ``dag.test()``, ``deferrable=False``), `execute` is a complete way of its own.
+If Airflow can start a task in the triggerer, the wait, the heartbeats and the release need no worker. If it cannot
+(`versions.may_start_from_trigger` says when), the task starts on a worker, and `execute` defers it from there. With
+``deferrable=False``, and in ``dag.test()``, `execute` does all of the work itself.
 """
 
 from __future__ import annotations
@@ -48,9 +49,15 @@ _TRIGGERS = "airflow_dynamo_lock.airflow.triggers"
 
 
 def start_in_triggerer(operator: BaseOperator, trigger: str, arguments: dict[str, Any], resume: str) -> None:
-    """Let the scheduler defer `operator` to `trigger` by itself, if what is to be rendered can be rendered there.
+    """Let the scheduler defer an operator without a worker, if the triggerer can render the arguments.
 
-    Set on the instance, never on the class: there it would count for mapped tasks too, with their arguments unresolved.
+    The attributes are set on the instance, never on the class: mapped tasks would inherit them from the class, with
+    unresolved arguments.
+
+    :param operator: the operator to defer.
+    :param trigger: name of the trigger's class in `airflow_dynamo_lock.airflow.triggers`.
+    :param arguments: the arguments of the trigger.
+    :param resume: name of the operator's method that resumes the task on a worker.
     """
     if may_start_from_trigger(operator, arguments):
         operator.start_from_trigger = True
@@ -58,9 +65,11 @@ def start_in_triggerer(operator: BaseOperator, trigger: str, arguments: dict[str
 
 
 def check_early(operator: Any) -> None:
-    """Check what an author has written as it is written, where no template has yet to say what it is.
+    """Check the arguments that are not templates while Airflow parses the DAG.
 
-    :raises LockValueError: it cannot be; the DAG does not load, and Airflow's page of import errors says why.
+    :param operator: an operator with the attributes that `lock_options.PARAMETERS` names, and `on_timeout`.
+    :raises LockValueError: an argument is not valid. The DAG does not load, and Airflow lists the error among its
+        import errors.
     """
     lock_options.Wanted.check_early(operator)
     if operator.on_timeout not in ("fail", "skip"):
@@ -68,7 +77,7 @@ def check_early(operator: Any) -> None:
 
 
 class _Acquires(BaseOperator):
-    """What the two operators that take a lock share. See `DynamoLockAcquireOperator` for the parameters."""
+    """Base of the two operators that acquire a lock. `DynamoLockAcquireOperator` documents the parameters."""
 
     template_fields: Sequence[str] = (*lock_options.PARAMETERS, "dynamo_lock_conn_id")
     operator_extra_links = (LockRecordLink(),)
@@ -116,8 +125,8 @@ class _Acquires(BaseOperator):
         arguments = {name: lock_options.plain(getattr(self, name)) for name in names}
         return arguments | ({"resume": True} if self._resume != "execute_complete" else {})
 
-    def _take(self, context: Context) -> tuple[LockClient, LeaseSet]:
-        """Take the lock here, or hand the waiting over to the triggerer."""
+    def _acquire(self, context: Context) -> tuple[LockClient, LeaseSet]:
+        """Acquire the lock in this process, or defer the task so that it waits in the triggerer."""
         hook = DynamoLockHook(self.dynamo_lock_conn_id)
         wanted = lock_options.Wanted.of(self)
         options = lock_options.claim_options(context["ti"], hook.settings, wanted)
@@ -142,10 +151,10 @@ class _Acquires(BaseOperator):
         self.defer(trigger=trigger, method_name=self._resume)
 
     def _wait_here(self, client: LockClient, wanted: lock_options.Wanted, options: ClaimOptions) -> LeaseSet:
-        busy, place = lock_options.busy_log(self.log), lock_options.place_log(self.log)
+        on_busy, on_position = lock_options.busy_log(self.log), lock_options.place_log(self.log)
         try:
             return client.acquire(
-                wanted.keys, timeout=wanted.timeout, on_busy=busy, on_position=place, **options
+                wanted.keys, timeout=wanted.timeout, on_busy=on_busy, on_position=on_position, **options
             )
         except LockTimeoutError as failure:
             if self.on_timeout == "skip":
@@ -154,45 +163,49 @@ class _Acquires(BaseOperator):
 
 
 class DynamoLockAcquireOperator(_Acquires):
-    """Takes a lock, waiting for it in the triggerer. Its result is the lease (see `Lease.as_dict`), or a list of them.
+    """Waits for a lock in the triggerer, and acquires it.
 
-    The lease is not renewed by this task: let a `DynamoLockHeartbeatOperator` follow, and a `DynamoLockReleaseOperator`
-    as teardown. `DynamoLock` makes all three.
+    The task's result is the lease as a dictionary (`Lease.as_dict`); if `key` is a list, it is a list of them.
 
-    :param key: the name of the locked resource, or a list of names, which are taken together, all or none. (templated)
-    :param lease: how long a lease lasts after its last heartbeat, seconds or timedelta. Default: the connection's, else
-        120 s. (templated)
-    :param timeout: how long to wait, seconds or timedelta. Default: without end. (templated)
-    :param on_timeout: ``"fail"`` or ``"skip"`` the task when the lock was not free in time.
-    :param slots: how many of the lock's slots to take. (templated)
-    :param capacity: how many slots the lock has; 1 is a mutex. The same for all who use the key. (templated)
-    :param mode: ``"shared"`` takes the lock together with others who share it, and in turn with those who do not;
-        ``"exclusive"`` takes it alone. (templated)
-    :param min_hold: the lock is not handed on sooner than so long after it was acquired, seconds or timedelta, also if
-        it is released before. Default: as soon as it is released. (templated)
-    :param fair: wait in line, and do not overtake those who do. (templated)
-    :param priority: who waits in line is the sooner the next the larger this is, from -999 to 999. Airflow's own
-        ``priority_weight`` does not count here. (templated)
-    :param release_grace: how long a lease still lasts when it is given back while processes are inside, seconds or
-        timedelta. (templated)
+    This task does not renew the lease. Let a `DynamoLockHeartbeatOperator` follow it, and add a
+    `DynamoLockReleaseOperator` as teardown. `DynamoLock` creates all three.
+
+    :param key: the name of the locked resource; or a list of up to 100 names, which are acquired together, all or
+        none. (templated)
+    :param lease: how long a lease lasts after its last heartbeat, in seconds or as timedelta. Default: the
+        connection's lease, else 120 s. (templated)
+    :param timeout: maximum time to wait for the lock, in seconds or as timedelta. Default: no limit. (templated)
+    :param on_timeout: ``"fail"`` or ``"skip"`` the task if the lock is not free in time.
+    :param slots: number of slots to take. (templated)
+    :param capacity: number of slots that the lock has; 1 is a mutex. All claims of a key name the same capacity.
+        (templated)
+    :param mode: ``"shared"`` holds the lock together with other shared holders; ``"exclusive"`` does not.
+        (templated)
+    :param min_hold: minimum time from an acquisition to the next grant of the same slots, in seconds or as
+        timedelta; an earlier release does not shorten it. Default: none. (templated)
+    :param fair: queue for the lock, and overtake no waiter; False ignores the queue. (templated)
+    :param priority: from -999 to 999; a waiter with a higher priority is granted first. Airflow's
+        ``priority_weight`` has no effect. (templated)
+    :param release_grace: how long a released lease still lasts after each heartbeat of a process that is inside, in
+        seconds or as timedelta. (templated)
     :param deferrable: wait in the triggerer; if False, wait on a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
-    :raises LockValueError: an argument that can never work.
+    :raises LockValueError: an argument is not valid.
     """
 
     def execute(self, context: Context) -> Any:
-        _, held = self._take(context)
+        _, held = self._acquire(context)
         return lock_options.as_result(
             held, lock_options.checked_keys(self.key), many=not isinstance(self.key, str)
         )
 
     def execute_complete(self, context: Context, event: Any) -> Any:
-        """The leases that the trigger of an earlier version of this package took. Today's ends the task itself."""
+        """Return the leases from a trigger of an earlier version of this package. Today's trigger ends the task."""
         return event
 
 
-class _OfAcquired(BaseOperator):
-    """What the two operators share that go on with what an acquire task got, in the same run and map index."""
+class _UsesLease(BaseOperator):
+    """Base of the two operators that use the lease of an acquire task in the same run, at the same map index."""
 
     template_fields: Sequence[str] = ("dynamo_lock_conn_id",)
     ui_color = "#fbe7c6"
@@ -211,7 +224,7 @@ class _OfAcquired(BaseOperator):
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
 
     def execute_complete(self, context: Context, event: Any) -> None:
-        """Nothing is left to do; the trigger has done it."""
+        """Do nothing: the trigger has done all of the work."""
 
     def _acquired(self, context: Context) -> tuple[LockClient, LeaseSet]:
         ti = context["ti"]
@@ -220,19 +233,20 @@ class _OfAcquired(BaseOperator):
         return client, lock_options.from_result(result, self.acquire_task_id)
 
 
-class DynamoLockHeartbeatOperator(_OfAcquired):
-    """The keeper: keeps the lease of an acquire task alive, in the triggerer, until it is given back or lost.
+class DynamoLockHeartbeatOperator(_UsesLease):
+    """The heartbeat task: renews the lease of an acquire task in the triggerer, until it is released or lost.
 
-    :param acquire_task_id: the task that acquired the lease.
-    :param heartbeat: time between beats, seconds or timedelta. Default: a twelfth of the lease. (templated)
-    :param release_task_id: the `DynamoLockReleaseOperator` of the same lease. If it ends without having given the lease
-        back (it failed, was killed, or was marked), the keeper does, from the triggerer; without this it keeps the lock
-        for ever then.
-    :param deferrable: beat in the triggerer; if False, on a worker.
+    :param acquire_task_id: id of the task that acquired the lease.
+    :param heartbeat: interval of the heartbeats, in seconds or as timedelta. Default: a twelfth of the lease.
+        (templated)
+    :param release_task_id: id of the `DynamoLockReleaseOperator` of the same lease. If that task ends without a
+        release (it failed, was killed or was marked), the heartbeat task releases the lease from the triggerer.
+        Without this parameter it renews the lease without end in that case.
+    :param deferrable: send heartbeats from the triggerer; if False, from a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
     """
 
-    template_fields: Sequence[str] = ("heartbeat", *_OfAcquired.template_fields)
+    template_fields: Sequence[str] = ("heartbeat", *_UsesLease.template_fields)
 
     def __init__(
         self, *, heartbeat: Seconds | str | None = None, release_task_id: str | None = None, **kwargs: Any
@@ -261,23 +275,23 @@ class DynamoLockHeartbeatOperator(_OfAcquired):
             self.defer(trigger=trigger, method_name="execute_complete")
         client, held = self._acquired(context)
         first = held.leases[0]
-        beats = client.keep_alive(
+        heartbeats = client.keep_alive(
             client.renew(held), interval=lock_options.interval(self.heartbeat, first.lease_ms / 1000)
         )
         if runs_in_dag_test():
-            # The tasks to be guarded come only after this one: go on beating in the background.
-            _beating[first.lease_id] = beats
+            # The guarded tasks run only after this one has ended, so a thread continues the heartbeats.
+            _dag_test_heartbeats[first.lease_id] = heartbeats
             return
-        with beats:
+        with heartbeats:
             while any(_is_held(client, lease) for lease in held):
                 time.sleep(1)
 
 
-class DynamoLockReleaseOperator(_OfAcquired):
-    """Gives the lease of an acquire task back; while guarded processes are inside, it is abandoned instead (rule R8).
+class DynamoLockReleaseOperator(_UsesLease):
+    """Releases the lease of an acquire task; if guarded processes are inside, drains it (R8, drain before release).
 
-    :param acquire_task_id: the task that acquired the lease.
-    :param deferrable: release in the triggerer; if False, on a worker.
+    :param acquire_task_id: id of the task that acquired the lease.
+    :param deferrable: release from the triggerer; if False, from a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
     """
 
@@ -294,18 +308,25 @@ class DynamoLockReleaseOperator(_OfAcquired):
         leave_ended_tasks()
         client, held = self._acquired(context)
         first = held.leases[0]
-        if beats := _beating.pop(first.lease_id, None):
-            beats.stop()
+        if heartbeats := _dag_test_heartbeats.pop(first.lease_id, None):
+            heartbeats.stop()
         client.release(held, retry_for=first.lease_ms / 1000)
 
 
 class DynamoLockOperator(_Acquires, PythonOperator):
-    """Runs a Python callable while holding a lock: waits in the triggerer, runs on a worker with heartbeats, releases
-    whatever happens. The lease is in the callable's context, as ``dynamo_lock``.
+    """Runs a Python function while it holds a lock.
 
-    :param python_callable: what to run; `op_args`, `op_kwargs`, … are those of Airflow's `PythonOperator`.
+    The task waits in the triggerer, and runs the function on a worker, with heartbeats. Then it releases the lock,
+    even if the function raises. The lease is in the function's context, as ``dynamo_lock``.
+
+    If the lease is lost before the task starts on a worker, the task waits for the lock again, for the whole
+    `timeout`.
+
+    :param python_callable: the function; `op_args`, `op_kwargs`, … are those of Airflow's `PythonOperator`.
 
     The other parameters are those of `DynamoLockAcquireOperator`.
+
+    :raises LockValueError: an argument is not valid.
     """
 
     template_fields: Sequence[str] = (*_Acquires.template_fields, *PythonOperator.template_fields)
@@ -313,14 +334,14 @@ class DynamoLockOperator(_Acquires, PythonOperator):
 
     def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
         super().__init__(python_callable=python_callable, **kwargs)
-        self._waited_for: LeaseSet | None = None
+        self._granted_to_trigger: LeaseSet | None = None
         self._guard: Guard | None = None
 
     def execute(self, context: Context) -> Any:
-        if self._waited_for is not None:
-            client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._waited_for
+        if self._granted_to_trigger is not None:
+            client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._granted_to_trigger
         else:
-            client, held = self._take(context)
+            client, held = self._acquire(context)
         guard = Guard(client, held, self)
         try:
             guard.enter()
@@ -340,15 +361,15 @@ class DynamoLockOperator(_Acquires, PythonOperator):
             guard.release()
 
     def execute_locked(self, context: Context, event: Any) -> Any:
-        """Go on, on a worker, with the lease that the trigger took."""
-        self._waited_for = lock_options.from_result(event, self.task_id)
+        """Resume on a worker, with the lease that the trigger acquired."""
+        self._granted_to_trigger = lock_options.from_result(event, self.task_id)
         with as_execute(self):
             return self.execute(context)
 
     def on_kill(self) -> None:
-        """This process is about to be killed, and will not get to release."""
+        """Drain the lease: Airflow is about to kill this process, so it cannot release after the function."""
         if self._guard is not None:
-            # In a thread: a signal handler may have interrupted the very client that is to be used.
+            # In a thread: Airflow may call this from a signal handler that interrupted a call of the same client.
             threading.Thread(target=self._guard.abandon, name="dynamo-lock abandon", daemon=True).start()
         super().on_kill()
 
@@ -357,10 +378,10 @@ def _is_held(client: LockClient, lease: Lease) -> bool:
     try:
         record = client.get(lease.key)
     except LockUnavailableError:
-        return True  # one failed read ends no heartbeats (rule R9)
+        return True  # a failed read proves nothing, so the heartbeats continue
     holder = record.holders.get(lease.lease_id) if record else None
     return holder is not None and not holder.draining
 
 
-# Heartbeats of a ``dag.test()``, which runs in one process.
-_beating: dict[str, KeepAlive] = {}
+# Lease id → heartbeats that continue after the heartbeat task of a ``dag.test()`` has ended.
+_dag_test_heartbeats: dict[str, KeepAlive] = {}

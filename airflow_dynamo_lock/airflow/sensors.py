@@ -1,4 +1,4 @@
-"""`DynamoLockSensor`: waits until a lock could be taken, and does not take it."""
+"""`DynamoLockSensor`: waits until a lock is available, without acquiring it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ if TYPE_CHECKING:
 
 
 class DynamoLockSensor(BaseSensorOperator):
-    """Waits until the wanted slots are free, or held by the dead.
+    """Waits until slots of a lock are free, or their holders are dead.
 
-    Somebody else may take them the next moment: to work under the lock, acquire it (`DynamoLock`).
+    The sensor acquires nothing and is not queued, so another run may take the slots the next moment. To work under
+    the lock, acquire it (`DynamoLock`).
+
+    In reschedule mode each poke is a new process, so it can prove a holder's death only by server time.
 
     :param key: the name of the locked resource. (templated)
-    :param slots: how many slots should be free. (templated)
-    :param lock_mode: ``"shared"`` waits only until nobody holds it alone; ``"exclusive"`` until it could be held alone.
-        (``mode`` is every sensor's way of waiting.) (templated)
-    :param deferrable: wait in the triggerer; if False, as a sensor does, by ``mode="poke"`` or ``"reschedule"``.
-    :param poke_interval: time between looks, seconds or timedelta. Default 5 s, in reschedule mode 60 s.
+    :param slots: number of slots that must be free. (templated)
+    :param lock_mode: ``"shared"`` waits until there is no exclusive holder; ``"exclusive"`` waits until an
+        exclusive claim could be granted. The parameter ``mode`` is Airflow's, as for every sensor. (templated)
+    :param deferrable: wait in the triggerer; if False, wait as other sensors do, with ``mode="poke"`` or
+        ``mode="reschedule"``.
+    :param poke_interval: time between reads of the lock, in seconds or as timedelta. Default: 5 s; in reschedule
+        mode 60 s.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
-
-    In reschedule mode each poke is a new process, which can only know from the server's time that a holder is dead.
+    :raises LockValueError: an argument is not valid.
     """
 
     template_fields: Sequence[str] = ("key", "slots", "lock_mode", "dynamo_lock_conn_id")
@@ -49,7 +53,7 @@ class DynamoLockSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         if poke_interval is None:
-            # Airflow fails a task that it reschedules sooner than it has noticed the end of the last poke.
+            # Airflow fails a task that it reschedules before the executor has reported the end of the last poke.
             poke_interval = 60.0 if kwargs.get("mode") == "reschedule" else 5.0
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.key = key
@@ -79,9 +83,12 @@ class DynamoLockSensor(BaseSensorOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def poke(self, context: Context) -> bool:
-        """Look once."""
+        """Read the lock once.
+
+        :returns: whether the slots could be acquired.
+        """
         if not hasattr(self, "_client"):
-            # Kept between pokes: what it has seen of a holder is how it knows one to be dead.
+            # The client is kept between pokes, because its earlier reads may prove that a holder is dead.
             self._client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
         record, free = self._client.look(
             self.key, slots=lock_options.whole("slots", self.slots), mode=self.lock_mode
@@ -91,4 +98,4 @@ class DynamoLockSensor(BaseSensorOperator):
         return free
 
     def execute_complete(self, context: Context, event: Any) -> None:
-        """Nothing is left to do; the trigger has waited."""
+        """Do nothing: the trigger has done the waiting."""

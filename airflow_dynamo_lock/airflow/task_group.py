@@ -1,9 +1,9 @@
-"""`DynamoLock`: the group of tasks that run while a lock is held.
+"""`DynamoLock`: a task group that holds a lock while its tasks run.
 
 ::
 
     acquire ──┬── the guarded tasks ──┬── release        acquire is the setup; heartbeat and release are its
-              └── heartbeat           │                  teardowns. None of the three needs a worker.
+              └── heartbeat           │                  teardowns. All three can run in the triggerer.
                   (until released) ···┘
 """
 
@@ -28,34 +28,41 @@ from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID, DEFAULT_LEASE
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.lock_options import OnTimeout
 
-_PLUMBING = (DynamoLockAcquireOperator, DynamoLockHeartbeatOperator, DynamoLockReleaseOperator)
+_LOCK_OPERATORS = (DynamoLockAcquireOperator, DynamoLockHeartbeatOperator, DynamoLockReleaseOperator)
 
 
 class DynamoLock(TaskGroup):
-    """Tasks that run one deployment, one run at a time: ``with DynamoLock("warehouse/orders"): extract() >> load()``.
+    """A task group that holds a lock while its tasks run, so that one run at a time uses the resource.
 
-    The tasks in the block start when the lock is acquired. Each enters the lease before its own code runs, and finds it
-    in its context as ``dynamo_lock``. The lock is released when all have ended, in whatever way.
+    ``with DynamoLock("warehouse/orders"): extract() >> load()``
 
-    :param key: the name of the locked resource: a text, a template, another task's result, an argument of a mapped task
-        group (one lock for each map index), or a list of texts or templates, which are acquired together, all or none.
-    :param lease: how long a lease lasts after its last heartbeat, seconds or timedelta: what a dead deployment costs
-        the others. Default: the connection's, else 120 s.
-    :param heartbeat: time between the keeper's heartbeats, seconds or timedelta. Default: a twelfth of the lease.
-    :param timeout: how long to wait for the lock, seconds or timedelta. Default: without end.
-    :param on_timeout: ``"fail"`` or ``"skip"`` the group when the lock was not free in time.
-    :param slots: how many of the lock's slots to take.
-    :param capacity: how many slots the lock has; 1 is a mutex. The same for all who use the key.
-    :param mode: ``"shared"`` takes the lock together with others who share it, and in turn with those who do not.
-    :param min_hold: the lock is not handed on sooner than so long after it was acquired, seconds or timedelta.
-    :param fair: wait in line with others, and do not overtake them.
-    :param priority: who waits is the sooner the next the larger this is.
-    :param release_grace: how long the lease still lasts when it is given back while processes are inside, seconds or
-        timedelta. Also how long a guarded process may be cut off from DynamoDB before it is stopped.
+    The tasks of the block start when the lock is acquired. Each task enters the lease before its own code starts,
+    and finds it in its context as ``dynamo_lock``. The lock is released when all tasks have ended, in any state.
+
+    All parameters but `on_timeout`, `group_id` and `kwargs` may be templates.
+
+    :param key: the name of the locked resource: a string, a template, another task's result, or an argument of a
+        mapped task group (one lock for each map index). A list of strings or templates names up to 100 locks, which
+        are acquired together, all or none.
+    :param lease: how long a lease lasts after its last heartbeat, in seconds or as timedelta. If a deployment dies,
+        the others wait this long. Default: the connection's lease, else 120 s.
+    :param heartbeat: interval of the heartbeat task, in seconds or as timedelta. Default: a twelfth of the lease.
+    :param timeout: maximum time to wait for the lock, in seconds or as timedelta. Default: no limit.
+    :param on_timeout: ``"fail"`` or ``"skip"`` the group if the lock is not free in time.
+    :param slots: number of slots to take.
+    :param capacity: number of slots that the lock has; 1 is a mutex. All claims of a key name the same capacity.
+    :param mode: ``"shared"`` holds the lock together with other shared holders; ``"exclusive"`` does not.
+    :param min_hold: minimum time from an acquisition to the next grant of the same slots, in seconds or as
+        timedelta. Default: none.
+    :param fair: queue for the lock, and overtake no waiter; False ignores the queue.
+    :param priority: from -999 to 999; a waiter with a higher priority is granted first. Airflow's
+        ``priority_weight`` has no effect.
+    :param release_grace: how long a released lease still lasts after each heartbeat of a process that is inside, in
+        seconds or as timedelta. The guard stops a task that is cut off from DynamoDB before this time is over.
     :param dynamo_lock_conn_id: the connection that names the lock table.
     :param group_id: the group's id; a second ``lock`` in the DAG becomes ``lock__1``.
     :param kwargs: further arguments of `TaskGroup`.
-    :raises LockValueError: an argument that can never work, or a group without tasks.
+    :raises LockValueError: an argument is not valid; or, when the block ends, the group has no tasks.
     """
 
     def __init__(
@@ -78,13 +85,13 @@ class DynamoLock(TaskGroup):
         **kwargs: Any,
     ) -> None:
         if isinstance(heartbeat, str) or isinstance(lease, str):
-            pass  # checked when they are rendered
+            pass  # checked once Airflow has rendered the templates
         elif heartbeat is not None or lease is not None:
             lock_options.interval(heartbeat, lock_options.optional_seconds("lease", lease) or DEFAULT_LEASE)
         super().__init__(group_id=group_id, add_suffix_on_collision=True, **kwargs)
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
-        # An execution timeout among the DAG's default arguments is meant for the work, not for waiting or for the
-        # keeper; how long to wait is said by `timeout`.
+        # An execution timeout in the DAG's default arguments is meant for the guarded tasks. It would end a long
+        # wait, and the heartbeat task; `timeout` limits the wait.
         common: dict[str, Any] = {"task_group": self, "dag": self.dag, "execution_timeout": None}
         self.acquire = DynamoLockAcquireOperator(
             task_id="acquire",
@@ -102,15 +109,18 @@ class DynamoLock(TaskGroup):
             dynamo_lock_conn_id=dynamo_lock_conn_id,
             **common,
         )
-        after: dict[str, Any] = {
+        lease_options: dict[str, Any] = {
             "acquire_task_id": self.acquire.task_id,
             "dynamo_lock_conn_id": dynamo_lock_conn_id,
             **common,
         }
         self.heartbeat = DynamoLockHeartbeatOperator(
-            task_id="heartbeat", heartbeat=heartbeat, release_task_id=self.child_id("release"), **after
+            task_id="heartbeat",
+            heartbeat=heartbeat,
+            release_task_id=self.child_id("release"),
+            **lease_options,
         )
-        self.release = DynamoLockReleaseOperator(task_id="release", **after)
+        self.release = DynamoLockReleaseOperator(task_id="release", **lease_options)
         self.acquire.as_setup()
         self.heartbeat.as_teardown(setups=self.acquire)
         self.release.as_teardown(setups=self.acquire)
@@ -126,7 +136,7 @@ class DynamoLock(TaskGroup):
             self._guard()
 
     def _guard(self) -> None:
-        """Put the tasks of the block between acquire and release, each behind its guard."""
+        """Put the tasks of the block between acquire and release, and give each one a guard."""
         own = {self.acquire.task_id, self.heartbeat.task_id, self.release.task_id}
         tasks = {task.task_id: task for task in self.iter_tasks() if task.task_id not in own}
         if not tasks:
@@ -140,10 +150,11 @@ class DynamoLock(TaskGroup):
             if not tasks.keys() & task.downstream_task_ids:
                 task >> self.release
             if isinstance(task, MappedOperator):
-                then = task.partial_kwargs.get("pre_execute")
-                task.partial_kwargs["pre_execute"] = self._enter(mapped, then)
-            elif isinstance(task, BaseOperator) and not isinstance(task, _PLUMBING):
+                pre_execute = task.partial_kwargs.get("pre_execute")
+                task.partial_kwargs["pre_execute"] = self._enter(mapped, pre_execute)
+            elif isinstance(task, BaseOperator) and not isinstance(task, _LOCK_OPERATORS):
                 task._pre_execute_hook = self._enter(mapped, task._pre_execute_hook)
 
-    def _enter(self, mapped: bool, then: Any) -> EnterLock:
-        return EnterLock(self.acquire.task_id, self.dynamo_lock_conn_id, mapped=mapped, then=then)
+    def _enter(self, mapped: bool, pre_execute: Any) -> EnterLock:
+        """The hook that enters the lease, and then runs the task's own ``pre_execute``."""
+        return EnterLock(self.acquire.task_id, self.dynamo_lock_conn_id, mapped=mapped, then=pre_execute)

@@ -164,7 +164,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
             "Acquired; the task continues on a worker in %.0f s, once Airflow can resume it.", duration
         )
         every = lock_options.interval(None, held.leases[0].lease_ms / 1000)
-        keeping = asyncio.ensure_future(client.keep(held, interval=every))
+        keeping = asyncio.ensure_future(client.keep_for_processes(held, interval=every))
         try:
             await asyncio.wait((keeping,), timeout=duration)
         finally:
@@ -207,7 +207,7 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
 
     async def _keep(self, client: AsyncLockClient, held: LeaseSet) -> None:
         every = lock_options.interval(self.heartbeat, held.leases[0].lease_ms / 1000)
-        keeping = asyncio.ensure_future(client.keep(held, interval=every))
+        keeping = asyncio.ensure_future(client.keep_for_processes(held, interval=every))
         # A release is noticed at the next look, not only at the next beat, or the run would linger.
         gone = asyncio.ensure_future(self._until_gone(client, held))
         forsaken = asyncio.ensure_future(self._until_forsaken())

@@ -1,1 +1,1 @@
-"""``dynamo-lock``, the command line. It is quick to start: what a command needs is loaded when that command runs."""
+"""``dynamo-lock``, the command line. Each command imports what it needs when it runs: the program starts fast."""

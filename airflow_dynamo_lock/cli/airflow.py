@@ -1,4 +1,4 @@
-"""``airflow dynamo-lock …``: the same commands, for the table of an Airflow connection."""
+"""``airflow dynamo-lock …``: the commands of ``dynamo-lock``, on the table of an Airflow connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 
 
 def commands() -> list[Any]:
-    """What Airflow adds to its own commands."""
+    """The commands that Airflow adds to its own command line."""
     from airflow.cli.cli_config import ActionCommand, Arg
 
     return [
@@ -20,7 +20,7 @@ def commands() -> list[Any]:
             help="Locks on DynamoDB: who holds what, who waits; hold, break, check",
             description="The commands of dynamo-lock, on the table of the connection dynamo_lock_default or --conn-id. "
             "airflow dynamo-lock COMMAND --help tells more.",
-            func=_carry_out,
+            func=_exec_dynamo_lock,
             args=(
                 Arg(
                     ("arguments",),
@@ -34,8 +34,8 @@ def commands() -> list[Any]:
     ]
 
 
-def _carry_out(given: argparse.Namespace) -> None:
-    """Become `dynamo-lock`: what Airflow has set up here would write its log between the answers."""
+def _exec_dynamo_lock(parsed: argparse.Namespace) -> None:
+    """Replace this process by `dynamo-lock`, because the log of Airflow here would mix with the output."""
     os.environ.setdefault("DYNAMO_LOCK_CONN_ID", DEFAULT_CONN_ID)
-    command = [sys.executable, "-m", "airflow_dynamo_lock.cli", *(given.arguments or ["--help"])]
-    os.execv(sys.executable, command)  # noqa: S606 - itself
+    command = [sys.executable, "-m", "airflow_dynamo_lock.cli", *(parsed.arguments or ["--help"])]
+    os.execv(sys.executable, command)  # noqa: S606 - the package's own command line

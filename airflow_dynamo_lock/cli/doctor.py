@@ -1,4 +1,4 @@
-"""``dynamo-lock doctor``: look at everything that a lock needs, and say what to do where it is not there."""
+"""``dynamo-lock doctor``: check everything that a lock needs, and report how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 
 _OK, _WARNING, _BAD = "ok", "warning", "BAD"
 _MARKS = {_OK: ("✓", "green"), _WARNING: ("!", "yellow"), _BAD: ("✗", "red")}
-# So far off, in seconds, a host's clock is worth a word. No lock relies on it, but people read logs by it.
-_CLOCK_OFF = 5.0
-# The lock that permissions are tried with. Always the same: a role that may delete nothing leaves its record behind.
+# Warn if this machine's clock is off by more, in seconds. Locks do not rely on it, but people read logs by it.
+_MAX_CLOCK_OFFSET = 5.0
+# The lock that the permission check acquires. The name never changes, because a role without permission to delete
+# leaves the record in the table.
 _KEY = "dynamo-lock doctor"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one look has found.
+    """The result of one check.
 
+    :ivar what: subject of the check.
     :ivar verdict: ``ok``, ``warning`` or ``BAD``.
+    :ivar found: what the check found, for people to read.
     """
 
     what: str
@@ -57,19 +60,21 @@ def doctor(where: Settings) -> int:
 
 
 def _findings(where: Settings) -> Iterator[Finding]:
-    yield (aws := _look("AWS", lambda: _aws(where)))
+    """Run the checks one by one. Without AWS credentials, skip those that need AWS."""
+    yield (aws := _check("AWS", lambda: _aws(where)))
     if aws.verdict == _OK:
-        yield (table := _look("table", lambda: _table(where)))
+        yield (table := _check("table", lambda: _table(where)))
         if table.verdict != _BAD:
-            yield _look("permissions", lambda: _permissions(where))
-        yield _look("clock", lambda: _clock(where))
+            yield _check("permissions", lambda: _permissions(where))
+        yield _check("clock", lambda: _clock(where))
     if find_spec("airflow") is not None:
-        yield _look("Airflow", _airflow)
+        yield _check("Airflow", _airflow)
 
 
-def _look(what: str, look: Callable[[], str]) -> Finding:
+def _check(what: str, check: Callable[[], str]) -> Finding:
+    """Run one check, and turn its errors into a finding."""
     try:
-        return Finding(what, _OK, look())
+        return Finding(what, _OK, check())
     except LockError as failure:
         return Finding(what, _BAD, str(failure))
     except _Warning as warning:
@@ -77,11 +82,11 @@ def _look(what: str, look: Callable[[], str]) -> Finding:
 
 
 class _Warning(Exception):
-    """Locks work all the same."""
+    """A check found something that does not prevent locks from working."""
 
 
 def _aws(where: Settings) -> str:
-    """Which credentials are used, and for what region."""
+    """Find the credentials, the endpoint and the region that are used."""
     from botocore.exceptions import BotoCoreError
 
     client = where.aws
@@ -104,6 +109,7 @@ def _aws(where: Settings) -> str:
 
 
 def _table(where: Settings) -> str:
+    """Check the table with its keys and its time to live, or that the bucket can be listed."""
     locks = where.locks()
     try:
         locks.check_table()
@@ -117,32 +123,33 @@ def _table(where: Settings) -> str:
 
 
 def _permissions(where: Settings) -> str:
-    """Do with a lock that nobody else uses all that is done with locks."""
+    """Try each operation on the lock `_KEY`, which only this command uses."""
     locks = where.locks(lease=30.0)
-    lease = locks.acquire(_KEY, timeout=60.0)  # another doctor may be at it
+    lease = locks.acquire(_KEY, timeout=60.0)  # another `doctor` may hold it
 
     def wait() -> None:
-        with suppress(LockTimeoutError):  # which is to stand in line, look, and leave
+        with suppress(LockTimeoutError):  # enqueues, polls, and dequeues when the time is up
             locks.acquire(_KEY, timeout=0.3, poll_interval=0.1)
         if where.format == NATIVE:
             locks.waiters(_KEY)
 
-    needs: dict[str, Callable[[], object]] = {
+    checks: dict[str, Callable[[], object]] = {
         "to wait in line": wait,
         "`list` and `watch`": lambda: next(locks.list_locks(), None),
     }
     refusals = []
     try:
         locks.renew(lease)
-        for need, look in needs.items():
+        for need, check in checks.items():
             try:
-                look()
+                check()
             except LockAccessError as refused:
                 refusals.append(f"only needed for {need}: {refused}")
     finally:
         locks.release(lease)
     with suppress(LockAccessError, LockValueError):
-        # At once: no program uses the tokens of this lock. While another doctor holds it or waits for it, it stays.
+        # No program uses the tokens of this lock, so its record may be deleted at once. The record stays while
+        # another `doctor` holds the lock or waits for it.
         locks._run(locks._core.operations.admin.forget(_KEY, at_once=True))
     if refusals:
         raise _Warning("; ".join(["a lock can be acquired, renewed and released", *refusals]))
@@ -150,7 +157,7 @@ def _permissions(where: Settings) -> str:
 
 
 def _clock(where: Settings) -> str:
-    """How far this machine's clock is off the server's, to within the second that the ``Date`` header has."""
+    """Compare this machine's clock with the ``Date`` header of an answer, which has whole seconds."""
     from email.utils import parsedate_to_datetime
 
     from botocore.exceptions import BotoCoreError, ClientError
@@ -171,7 +178,7 @@ def _clock(where: Settings) -> str:
             "the endpoint does not tell its time, so that dead holders have to be watched for a whole lease"
         )
     off = (sent + time.time()) / 2 - parsedate_to_datetime(date).timestamp() - 0.5
-    if abs(off) > _CLOCK_OFF:
+    if abs(off) > _MAX_CLOCK_OFFSET:
         raise _Warning(
             f"{abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} AWS's: no lock relies on it, but people read "
             "logs by it; let the machine synchronise it"
@@ -180,12 +187,12 @@ def _clock(where: Settings) -> str:
 
 
 def _airflow() -> str:
-    """What the default connection, or else the configuration, says."""
+    """Read the default connection or, if there is none, the configuration."""
     try:
         connected = airflow_hook(DEFAULT_CONN_ID).settings
     except LockError:
         raise
-    except Exception as failure:  # Airflow may be there and not be set up
+    except Exception as failure:  # Airflow may be installed but not set up
         raise _Warning(
             f"it is installed, and cannot be asked ({type(failure).__name__}: {failure})"
         ) from None

@@ -1,4 +1,4 @@
-"""The commands on one lock, and the list of all."""
+"""The commands on single locks, and those that list and watch them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ _CLAIM = ("slots", "capacity", "mode", "fair", "priority", "owner")
 
 
 def claiming(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say what is wanted of a lock; it is called with them as ``claim``."""
+    """Add the options of a claim to a command, which receives their values as the dict ``claim``.
+
+    :param command: a function that takes `Settings` first.
+    :returns: the function with the options.
+    """
 
     @wraps(command)
     def called(where: Settings, **options: Any) -> Any:
@@ -85,13 +89,13 @@ def acquire(
         key,
         timeout=0 if no_wait else wait_time,
         on_position=tell_position,
-        data=_object("data", data),
+        data=_json_object("data", data),
         **claim,
     )
     try:
         _print_lease(where, lease)
         sys.stdout.flush()
-    except OSError as failure:  # nobody could ever release it
+    except OSError as failure:  # without the lease id, no process can release the lock
         locks.release(lease)
         raise LockError(
             f"The lock {key!r} was given back, for its lease id could not be printed: {failure.strerror}."
@@ -107,7 +111,7 @@ def acquire(
 def renew(where: Settings, key: str, lease_id: str, lease_duration: float | None, data: str | None) -> None:
     """Begin a lease anew: one heartbeat."""
     locks = where.locks()
-    lease = locks.renew(locks.find(key, lease_id), duration=lease_duration, data=_object("data", data))
+    lease = locks.renew(locks.find(key, lease_id), duration=lease_duration, data=_json_object("data", data))
     _print_lease(where, lease)
 
 
@@ -183,8 +187,11 @@ def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) 
             return _listed(locks, prefix, held=True)
         return [locks.get(key) or LockRecord(key, 1, 1, {}, token=0) for key in keys]
 
-    def looks() -> Iterator[tuple[list[LockRecord], str | None]]:
-        """What there is, again and again, and what it could not be looked at again for. The first look has to work."""
+    def snapshots() -> Iterator[tuple[list[LockRecord], str | None]]:
+        """Read the locks at each interval. After a failed read, yield the last locks and the error.
+
+        :raises LockError: the first read failed.
+        """
         found, outage = records(), None
         while True:
             yield found, outage
@@ -195,21 +202,21 @@ def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) 
                 outage = str(unavailable)
 
     if where.as_json or not console.is_terminal:
-        before, told = None, False
-        for found, outage in looks():  # a line for each change but heartbeats
-            if outage and not told:
+        printed, reported = None, False
+        for found, outage in snapshots():  # one line per change; heartbeats do not count
+            if outage and not reported:
                 click.echo(f"dynamo-lock: {outage}", err=True)
-            told = outage is not None
+            reported = outage is not None
             now = [show.lock_values(each) for each in found]
-            seen = [
+            compared = [
                 {**each, "holders": [{**holder, "renewed_at": None} for holder in each["holders"]]}
                 for each in now
             ]
-            if seen != before:
+            if compared != printed:
                 click.echo(show.json_text(now))
-                before = seen
+                printed = compared
     with Live(console=console, auto_refresh=False, screen=True) as live:
-        for found, outage in looks():
+        for found, outage in snapshots():
             shown = show.table(console, show.LOCK_COLUMNS, show.lock_rows(found))
             shown.caption = outage
             live.update(shown, refresh=True)
@@ -281,6 +288,7 @@ COMMANDS = (acquire, renew, release, get, list_, watch, waiters, break_, capacit
 
 
 def _print_lease(where: Settings, lease: Lease) -> None:
+    """Print the lease as JSON, or only its id for use in scripts."""
     if where.as_json:
         show.as_json(lease.as_dict())
     else:
@@ -292,7 +300,11 @@ def _listed(locks: Any, prefix: str, held: bool) -> list[LockRecord]:
     return sorted(found, key=lambda each: each.key)
 
 
-def _object(name: str, text: str | None) -> dict[str, Any] | None:
+def _json_object(name: str, text: str | None) -> dict[str, Any] | None:
+    """Parse the value of an option that takes a JSON object.
+
+    :raises LockValueError: the text is not a JSON object.
+    """
     if text is None:
         return None
     try:
@@ -305,5 +317,6 @@ def _object(name: str, text: str | None) -> dict[str, Any] | None:
 
 
 def tell_position(standing: QueuePosition) -> None:
+    """Print the position of a waiter in the queue, if stderr is a terminal."""
     if sys.stderr.isatty():
         click.echo(f"waiting: {standing.describe()}", err=True)

@@ -1,4 +1,4 @@
-"""The group of commands, and what a command that fails prints and exits with."""
+"""The command group, its error messages and its exit codes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from airflow_dynamo_lock.core.model.errors import (
     LockValueError,
 )
 
-#: What a command exits with. The first four are awsflock's as well.
+#: Exit codes of the commands. The first four are the same as awsflock's.
 DONE, FAILED, USAGE, NOT_OURS, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class _Commands(click.Group):
-    """Done, too, when whoever reads the output has seen enough; click and rich have an exit code of 1 for that."""
+    """The command group. It exits with 0 if a reader closes the pipe; click and rich exit with 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -58,18 +58,22 @@ for command in (*locks.COMMANDS, run.run, tables.table, migrate.migrate, doctor.
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Carry a command out and exit."""
-    # So that what was begun is undone: a lock that was just taken is given back, a place in line given up.
+    """Run a command and exit.
+
+    :param arguments: arguments of the program; None takes those of this process.
+    :raises SystemExit: always, with the exit code.
+    """
+    # An exception undoes what was begun: a lock that was just acquired is released, a waiter is dequeued.
     signal.signal(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
         signal.signal(signal.SIGHUP, _terminated)
-    # Whoever ignores it passes that on, and then no child can be waited for.
+    # A process inherits that SIGCHLD is ignored. Then it cannot wait for its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _open_streams()
     code = carried_out(arguments)
     try:
         sys.stdout.flush()
-    except OSError:  # which was told; Python would tell it again when it closes stdout
+    except OSError:  # already reported; Python would report it again when it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
@@ -79,7 +83,10 @@ def _terminated(number: int, _frame: object) -> None:
 
 
 def _open_streams() -> None:
-    """Have all three, also where the caller has closed some: what is written to a closed stdout still fails."""
+    """Open the standard streams that the caller has closed.
+
+    stdout is opened for reading only, so that writing to it still fails.
+    """
     for name, access, mode in (
         ("stdin", os.O_RDONLY, "r"),
         ("stdout", os.O_RDONLY, "w"),
@@ -89,11 +96,15 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, access), mode))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what the locale cannot write
+            stream.reconfigure(errors="backslashreplace")  # for characters that the locale cannot encode
 
 
 def carried_out(arguments: list[str] | None = None) -> int:
-    """Carry a command out. Returns what to exit with; errors are one sentence on stderr."""
+    """Run a command, and print an error as one sentence on stderr.
+
+    :param arguments: arguments of the program; None takes those of this process.
+    :returns: the exit code.
+    """
     try:
         return cli.main(arguments, prog_name="dynamo-lock", standalone_mode=False) or DONE
     except click.ClickException as wrong:
@@ -103,13 +114,13 @@ def carried_out(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
     except LockError as failure:
         click.echo(f"dynamo-lock: {failure}", err=True)
-        return _code(failure)
+        return _exit_code(failure)
     except OSError as failure:
         click.echo(f"dynamo-lock: {failure.strerror or failure}.", err=True)
         return FAILED
 
 
-def _code(failure: LockError) -> int:
+def _exit_code(failure: LockError) -> int:
     match failure:
         case LockTimeoutError() | LockLostError() | LockNotHeldError():
             return NOT_OURS

@@ -1,10 +1,14 @@
-"""``dynamo-lock migrate``: move the locks of another library's table to ours, so that at no moment both sides could
-hold one.
+"""``dynamo-lock migrate``: move the locks of another library's table to the native table.
 
-First ours are taken, so that nobody on our side gets one. Then theirs, each as soon as it is free or its holder is
-dead, and kept for ever: a sign for their clients that it is held. Then ours is given back. Whoever asks meanwhile is
-told who is in the way, and on which side. All of it can be interrupted and begun again. On the way back it is ours that
-is kept.
+At no moment can clients of both tables hold the same lock:
+
+1. The migration acquires all locks in the native table ("ours"), so that no other client gets one there.
+2. It acquires each lock in the other table ("theirs") as soon as that lock is free or its holder is dead. It keeps
+   that lease for ten years, so clients of the other library see the lock as held.
+3. It releases the lock in the native table.
+
+Meanwhile the owner of a lock in each table names the other table. An interrupted migration can be started again.
+``--undo`` moves the locks back, and keeps the leases in the native table instead.
 """
 
 from __future__ import annotations
@@ -34,9 +38,11 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.client.sync_client import LockClient
     from airflow_dynamo_lock.core.model.lease import Lease
 
+# Lease of a lock that stays held after the move, in seconds.
 _FOR_EVER = 10 * 365 * 24 * 3600.0
+# Pause between two rounds, in seconds.
 _PAUSE = 1.0
-# The formats that keep data with a lock.
+# Formats that store data with a lock.
 _WITH_DATA = ("amazon-lock-client",)
 
 
@@ -82,12 +88,12 @@ def migrate(
     move = _Move(
         there.locks(owner=f"moved to {where.table}", lease=_FOR_EVER),
         where.locks(lease=_FOR_EVER),
-        # The leases by which a lock is kept on either side, whichever process does it.
+        # The lease ids do not depend on the process, so a later run continues an interrupted one.
         f"dynamo-lock migrate {from_format} {from_table} > {where.table}",
         f"dynamo-lock migrate {from_format} {from_table} < {where.table}",
         with_data=from_format in _WITH_DATA,
     )
-    with suppress(TtlOffError):  # that they are never removed is no reason to leave them there
+    with suppress(TtlOffError):  # items that DynamoDB never expires can be moved
         move.theirs.check_table()
     move.ours.check_table()
     work = _Work(set(keys))
@@ -99,9 +105,9 @@ def migrate(
     if undo:
         work.until_done(move.back, "back", wait_time)
     else:
-        # Ours too that an earlier run has kept: theirs may be free by now, and leave no trace.
+        # Add the locks that an interrupted run has acquired in our table. In theirs, a free lock may have no item.
         work.left |= {each.key for each in move.ours.list_locks() if move.keeps(each)}
-        work.until_done(move.over, "moved", wait_time, first=move.begin)
+        work.until_done(move.over, "moved", wait_time, prepare=move.begin)
     if work.failures:
         raise LockError(
             f"{work.failures} could not be moved: see above what is wrong with each, mend it, and run this again."
@@ -110,7 +116,11 @@ def migrate(
 
 @dataclass(frozen=True)
 class _Obstacle:
-    """Who is in the way: their lease ids, and what is said of them."""
+    """The holders that prevent a step.
+
+    :ivar holders: their lease ids.
+    :ivar text: description of the holders, for people to read.
+    """
 
     holders: frozenset[str]
     text: str
@@ -118,7 +128,11 @@ class _Obstacle:
 
 @dataclass
 class _Work:
-    """What is still to be moved, and what is said of it."""
+    """The locks that are still to be moved. Prints the progress.
+
+    :ivar left: names of these locks.
+    :ivar failures: number of locks that cannot be moved.
+    """
 
     left: set[str]
     failures: int = 0
@@ -130,26 +144,29 @@ class _Work:
         done: str,
         wait_time: float | None,
         *,
-        first: Callable[[str], _Obstacle | None] | None = None,
+        prepare: Callable[[str], _Obstacle | None] | None = None,
     ) -> None:
-        """Take the step with each, again and again until nothing is in the way of any.
+        """Try the step for each lock, once per second, until it has succeeded for all.
 
-        :param first: what has to be done with one before; it is said when that is so of all.
+        :param step: moves one lock; returns the obstacle if it cannot be moved yet.
+        :param done: word to print for a lock that has been moved.
+        :param wait_time: maximum time in seconds; None waits without end.
+        :param prepare: step that each lock needs first; a message is printed when all locks have had it.
         :raises LockTimeoutError: the time is up.
         """
         deadline = None if wait_time is None else time.monotonic() + wait_time
-        before = set(self.left) if first else set()
+        unprepared = set(self.left) if prepare else set()
         moved = 0
         while True:
-            for key in sorted(before):
-                if first and self._try(first, key):
-                    before.discard(key)
-            before &= self.left
-            if first and not before:
+            for key in sorted(unprepared):
+                if prepare and self._try(prepare, key):
+                    unprepared.discard(key)
+            unprepared &= self.left
+            if prepare and not unprepared:
                 number = moved + len(self.left)
                 click.echo(f"begun: nobody here takes any of {number} locks before it is moved", err=True)
-                first = None
-            for key in sorted(self.left - before):
+                prepare = None
+            for key in sorted(self.left - unprepared):
                 if self._try(step, key):
                     self.left.discard(key)
                     moved += 1
@@ -164,7 +181,10 @@ class _Work:
             time.sleep(_PAUSE)
 
     def cannot(self, why: str) -> None:
-        """There is one that will not be moved."""
+        """Report a lock that cannot be moved, and count it.
+
+        :param why: name of the lock, and the reason.
+        """
         self.failures += 1
         click.echo(f"cannot move {why}", err=True)
 
@@ -183,10 +203,13 @@ class _Work:
 
 @dataclass
 class _Move:
-    """The locks on either side. Each step returns what is in the way, if something is.
+    """The steps of a move for one lock. Each step returns the obstacle if holders prevent it, else None.
 
-    :ivar lease_id: by which a lock is kept on the one side, while it is moved, and on the other afterwards.
-    :ivar back_id: by which it is kept on ours when it was moved back.
+    :ivar theirs: client of the other library's table.
+    :ivar ours: client of the native table.
+    :ivar lease_id: lease of a lock in our table while it is moved, and in their table afterwards.
+    :ivar back_id: lease of a lock in our table after it was moved back.
+    :ivar with_data: their format stores data with a lock.
     """
 
     theirs: LockClient
@@ -196,49 +219,48 @@ class _Move:
     with_data: bool
 
     def begin(self, key: str) -> _Obstacle | None:
-        """See to it that nobody on our side gets it."""
-        before = self.theirs.get(key)
-        if self.keeps(before):
+        """Acquire the lock in our table, so that no other client gets it there."""
+        their_record = self.theirs.get(key)
+        if self.keeps(their_record):
             return None  # it has been moved
-        mine = self.ours.get(key)
-        if mine is not None and self.back_id in mine.holders:
+        our_record = self.ours.get(key)
+        if our_record is not None and self.back_id in our_record.holders:
             return None
-        who = _holders(before) or "it is being moved"
-        return self._take(self.ours, key, self.lease_id, f"{self.theirs.table}: {who}")
+        who = _holders(their_record) or "it is being moved"
+        return self._acquire(self.ours, key, self.lease_id, f"{self.theirs.table}: {who}")
 
     def over(self, key: str) -> _Obstacle | None:
-        """Move it to our side, where it has been taken."""
-        if not self.keeps(self.theirs.get(key)) and (obstacle := self._keep_theirs(key)):
+        """Move the lock to our table, with its data. `begin` has acquired it there."""
+        if not self.keeps(self.theirs.get(key)) and (obstacle := self._acquire_theirs(key)):
             return obstacle
-        mine = self.ours.get(key)
+        our_record = self.ours.get(key)
         for lease_id in (self.lease_id, self.back_id):
-            if mine is not None and lease_id in mine.holders:
+            if our_record is not None and lease_id in our_record.holders:
                 lease = self.ours.find(key, lease_id)
                 if self.with_data:
-                    kept = self.theirs.get(key)
-                    self.ours.renew(lease, data=(kept.data if kept else None) or {})
+                    their_record = self.theirs.get(key)
+                    self.ours.renew(lease, data=(their_record.data if their_record else None) or {})
                 self.ours.release(lease)
         return None
 
     def back(self, key: str) -> _Obstacle | None:
-        """Move it back."""
-        mine = self.ours.get(key)
-        if self.keeps(mine):
-            # A move was interrupted. Theirs have to be kept until ours are kept under the other name.
-            if obstacle := self._keep_theirs(key):
+        """Move the lock back to their table, with its data."""
+        if self.keeps(self.ours.get(key)):
+            # A move was interrupted. Their lock must stay held until ours is held with `back_id`.
+            if obstacle := self._acquire_theirs(key):
                 return obstacle
             self.ours.release(self.ours.find(key, self.lease_id))
-        if obstacle := self._take(
+        if obstacle := self._acquire(
             self.ours, key, self.back_id, f"{self.theirs.table}: it has been moved back"
         ):
             return obstacle
         if self.keeps(self.theirs.get(key)):
             lease = self.theirs.find(key, self.lease_id)
-            self._bring_data_back(key, lease)
+            self._copy_data_back(key, lease)
             self.theirs.release(lease)
         return None
 
-    def _bring_data_back(self, key: str, lease: Lease) -> None:
+    def _copy_data_back(self, key: str, lease: Lease) -> None:
         ours = self.ours.get(key)
         data = (ours.data if ours else None) or {}
         if data or self.with_data:
@@ -248,13 +270,15 @@ class _Move:
                 click.echo(f"the data of {readable(key)} stay on our side: {wrong}", err=True)
 
     def keeps(self, record: LockRecord | None) -> bool:
-        """Whether a lock is kept by this move."""
+        """Whether this move holds the lock, with `lease_id`."""
         return record is not None and self.lease_id in record.holders
 
-    def _keep_theirs(self, key: str) -> _Obstacle | None:
-        return self._take(self.theirs, key, self.lease_id)
+    def _acquire_theirs(self, key: str) -> _Obstacle | None:
+        return self._acquire(self.theirs, key, self.lease_id)
 
-    def _take(self, locks: LockClient, key: str, lease_id: str, owner: str | None = None) -> _Obstacle | None:
+    def _acquire(
+        self, locks: LockClient, key: str, lease_id: str, owner: str | None = None
+    ) -> _Obstacle | None:
         try:
             locks.acquire(key, timeout=0, lease_id=lease_id, owner=owner, fair=False)
         except LockTimeoutError as busy:

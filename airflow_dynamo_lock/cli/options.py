@@ -1,4 +1,4 @@
-"""The options that every command has, and how times are written."""
+"""The options that all commands share, and the parameter type for durations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _UNITS |= {"d": 86_400, "day": 86_400}
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
-    """A time, as people write it: ``90``, ``300s``, ``15m``, ``3 minutes``, ``100hrs``, ``1 day``. In seconds."""
+    """A duration such as ``90``, ``300s``, ``15m``, ``3 minutes``, ``100hrs`` or ``1 day``, in seconds."""
 
     name = "duration"
 
@@ -61,10 +61,14 @@ DURATION = Duration()
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the lock table is, and how to talk about it.
+    """The lock table that a command works on, and the form of the output.
 
-    :ivar sdk: a boto3 client of a service, the same each time: to make one takes a quarter of a second.
-    :ivar as_json: for programs, not for people.
+    :ivar table: name of the table; in the format ``s3``, of the bucket.
+    :ivar sdk: returns the boto3 client of a service, each time the same: creating one takes 0.25 s.
+    :ivar as_json: print JSON, for programs.
+    :ivar format: name of the table format.
+    :ivar partition_key: name of the table's partition key; None for the default of the format's library.
+    :ivar sort_key: name of the table's sort key; None for the default of the format's library.
     """
 
     table: str
@@ -76,13 +80,17 @@ class Settings:
 
     @property
     def aws(self) -> Any:
-        """The boto3 client of the service that the locks are in."""
+        """The boto3 client of the service that stores the locks: DynamoDB or S3.
+
+        :raises LockAccessError: the client cannot be created.
+        """
         return self.sdk(service_of(self.format))
 
     def locks(self, **options: Any) -> LockClient:
-        """A client of the table.
+        """A lock client of the table.
 
-        :raises LockAccessError: none can be made.
+        :param options: further options of `LockClient`.
+        :raises LockAccessError: the boto3 client cannot be created.
         """
         from airflow_dynamo_lock.client.sync_client import LockClient
 
@@ -97,7 +105,11 @@ class Settings:
 
 
 def settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that all have; it is called with `Settings` first."""
+    """Add the shared options to a command.
+
+    :param command: a function that takes `Settings` first.
+    :returns: the function with the options.
+    """
 
     @wraps(command)
     def called(
@@ -131,9 +143,14 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
                 "With --conn-id, the connection says the region, the profile, the endpoint, the format and its keys."
             )
         hook = airflow_hook(conn_id, verbose=verbose)
-        says = hook.settings
+        connected = hook.settings
         where = Settings(
-            table or says.table, cache(hook.sdk), as_json, says.format, says.partition_key, says.sort_key
+            table or connected.table,
+            cache(hook.sdk),
+            as_json,
+            connected.format,
+            connected.partition_key,
+            connected.sort_key,
         )
         return command(where, **options)
 
@@ -173,18 +190,21 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _outages_once() -> Callable[[logging.LogRecord], bool]:
-    """Of the warnings, only what waits for DynamoDB to answer again, and that once: nothing else tells meanwhile."""
-    told: set[str] = set()
+    """A log filter that passes errors and, of the warnings, only those about an outage, each message once.
 
-    def tells(record: logging.LogRecord) -> bool:
+    While a command retries, these warnings are its only output.
+    """
+    messages: set[str] = set()
+
+    def passes(record: logging.LogRecord) -> bool:
         if record.levelno > logging.WARNING:
             return True
         outage = any(isinstance(each, (LockUnavailableError, LockAccessError)) for each in record.args or ())
-        new = record.msg not in told
-        told.add(record.msg)
+        new = record.msg not in messages
+        messages.add(record.msg)
         return outage and new
 
-    return tells
+    return passes
 
 
 def _by_sdk(region: str | None, profile: str | None, endpoint_url: str | None, service: str) -> Any:
@@ -204,8 +224,11 @@ def _by_sdk(region: str | None, profile: str | None, endpoint_url: str | None, s
 
 
 def airflow_hook(conn_id: str, *, verbose: bool = False) -> DynamoLockHook:
-    """The hook of a connection, with Airflow loaded; its logs go to stderr, for stdout is for the answer.
+    """Import Airflow, and return the hook of a connection. stdout is for the output of the command, so what Airflow
+    prints on import goes to stderr.
 
+    :param conn_id: id of the connection.
+    :param verbose: keep the log level of Airflow; otherwise it logs only errors.
     :raises LockValueError: Airflow is not installed.
     """
     if not verbose:

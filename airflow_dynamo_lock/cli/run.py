@@ -1,7 +1,8 @@
 """``dynamo-lock run KEY -- COMMAND…``: hold a lock for as long as a command runs, as flock does with files.
 
-The command's process is there before the lock is asked for, and waits: it is forked while this process has no other
-thread, and it asks the system to be killed when this one dies, so that nothing works on without the lock.
+`dynamo-lock` forks the command's process before it acquires the lock, while it has no other thread. The new
+process waits until the lock is acquired, and then executes the command. On Linux, the kernel kills it when
+`dynamo-lock` dies, so the command does not continue without the lock.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from airflow_dynamo_lock.core.model.outcomes import Lost
 if TYPE_CHECKING:
     from airflow_dynamo_lock.client.sync_client import LockClient
 
-#: As a shell: no such command, or not one that can be run.
+#: Exit codes as a shell's: the command does not exist, or cannot be executed.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
-# For how long those are waited for that were killed, seconds: it takes the system a moment, or else it is not up to us.
-_DYING = 1.0
+_TERMINATING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED = (*_TERMINATING, signal.SIGUSR1, signal.SIGUSR2)
+# Maximum time to wait for processes after SIGKILL, in seconds. The kernel needs a moment; more does not help.
+_KILL_TIMEOUT = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -87,9 +88,9 @@ def run(
         lease = locks.acquire(key, timeout=0 if no_wait else wait_time, on_position=tell_position, **claim)
         lost = None
         try:
-            with _signals_later():
-                beats = locks.keep_alive(lease, on_lost=lambda *_: child.end())
-            with beats:
+            with _signals_blocked():
+                heartbeats = locks.keep_alive(lease, on_lost=lambda *_: child.end())
+            with heartbeats:
                 code = child.work(lease)
                 lost = lease.term.lost if lease.term else None
         finally:
@@ -102,9 +103,9 @@ def run(
 
 
 @contextmanager
-def _signals_later() -> Iterator[None]:
-    """No signal goes to a thread that begins in the block: it would not wake the one that waits for the command."""
-    signals = {*_PASSED_ON, signal.SIGTSTP, signal.SIGCONT}
+def _signals_blocked() -> Iterator[None]:
+    """Threads that start in the block receive no signals: a signal must wake the thread that waits for the command."""
+    signals = {*_FORWARDED, signal.SIGTSTP, signal.SIGCONT}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -113,9 +114,12 @@ def _signals_later() -> Iterator[None]:
 
 
 def _release(locks: LockClient, lease: Lease) -> str | None:
-    """Release the lock. Returns why it was not ours any more, or None."""
-    # They were the command's. Now they end the trying, which goes on for as long as nobody else can have the lock.
-    for number in _ENDING:
+    """Release the lock, and retry while the lease lasts.
+
+    :returns: why the lease was lost; None if it was not.
+    """
+    # The command has ended, so these signals now end the retries.
+    for number in _TERMINATING:
         signal.signal(number, signal.default_int_handler)
     try:
         outcome = locks.release(lease, retry_for=lease.remaining())
@@ -130,50 +134,54 @@ def _release(locks: LockClient, lease: Lease) -> str | None:
 
 @dataclass
 class Child:
-    """The process that is to become the command. Ended, if it has not worked by the end of the ``with`` block.
+    """The command's process. If `work` has not been called, the process exits at the end of the ``with`` block.
 
-    Where there is a terminal, it shares it with this process, as a part of the same job. Else it leads a process group
-    of its own: all of that is sent what is sent to it, stops when this process is stopped, and is over before the
-    lock is released.
+    On a terminal, the process belongs to the same job as this one. Without a terminal, it leads a process group of
+    its own. The group receives the signals that this process forwards, and stops when this process is stopped. All
+    processes of the group are ended before the lock is released.
 
-    :param kill_after: what it is given to end by itself, seconds.
+    :param command: the command and its arguments.
+    :param kill_after: time in seconds between SIGTERM and SIGKILL.
+    :ivar pid: id of the process.
     """
 
     command: tuple[str, ...]
     kill_after: float
     pid: int = field(init=False)
-    _begin: Any = field(init=False)
+    _start_pipe: Any = field(init=False)
     _grouped: bool = field(init=False)
     _lease: Lease = field(init=False)
     _terminated: bool = field(default=False, init=False)
     _ended: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __enter__(self) -> Child:
-        reads, writes = os.pipe()
+        read_end, write_end = os.pipe()
         self._grouped, parent = not _has_terminal(), os.getpid()
         sys.stdout.flush()
         self.pid = os.fork()
         if not self.pid:
-            os.close(writes)
-            _become(self.command, reads, parent, grouped=self._grouped)
-        os.close(reads)
-        self._begin = os.fdopen(writes, "wb")
+            os.close(write_end)
+            _exec_command(self.command, read_end, parent, grouped=self._grouped)
+        os.close(read_end)
+        self._start_pipe = os.fdopen(write_end, "wb")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._begin.close()
+        self._start_pipe.close()
         if not self._ended.is_set():
             self._wait()
 
     def work(self, lease: Lease) -> int:
-        """Let it be the command, and wait for it. Returns the exit code.
+        """Execute the command under the lease, and wait until it ends.
 
-        :raises LockLostError: the lease is lost already, and nothing was run.
+        :param lease: the lease, whose key, id and token the command's environment gets.
+        :returns: exit code of the command, or 128 plus the number of the signal that ended it.
+        :raises LockLostError: the lease was lost before the command was executed.
         """
         self._lease = lease
-        for number in _PASSED_ON:
-            signal.signal(number, self._pass_on)
-        signal.signal(signal.SIGCONT, self._go_on)
+        for number in _FORWARDED:
+            signal.signal(number, self._forward)
+        signal.signal(signal.SIGCONT, self._continue)
         if self._grouped:
             signal.signal(signal.SIGTSTP, self._stop)
         environment = {
@@ -184,82 +192,84 @@ class Child:
         }
         lease.check()
         try:
-            with self._begin:
-                self._begin.write(json.dumps(environment).encode())
+            with self._start_pipe:
+                self._start_pipe.write(json.dumps(environment).encode())
         except BrokenPipeError:
             lease.check()
             click.echo(f"dynamo-lock: the process of {self.command[0]!r} ended before it began.", err=True)
         return self._wait()
 
     def end(self) -> None:
-        """Have it end; by force, if it takes too long."""
+        """Send SIGTERM, and SIGKILL if the command does not end within `kill_after` seconds."""
         self._end(signal.SIGTERM)
         if not self._ended.wait(self.kill_after):
             self._send(signal.SIGKILL)
 
-    def _pass_on(self, number: int, _frame: object) -> None:
-        # What is typed at a terminal has reached the command as well.
+    def _forward(self, number: int, _frame: object) -> None:
+        # The terminal sends Ctrl-C and Ctrl-\ to the whole job, so the command has received the signal.
         if number in (signal.SIGINT, signal.SIGQUIT) and not self._grouped:
             return
-        if number in _ENDING:
+        if number in _TERMINATING:
             self._end(number)
         else:
             self._send(number)
 
     def _stop(self, *_: object) -> None:
-        """Stop with all of the group, which must not go on while nobody sends heartbeats."""
+        """Stop the group, then this process: the group must not continue while no heartbeats are sent."""
         self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _go_on(self, *_: object) -> None:
+    def _continue(self, *_: object) -> None:
         if self._lease.remaining():
             self._send(signal.SIGCONT)
         elif self._lease.term:
-            # For good, so that a late answer does not revive it: the heartbeats' thread ends what is stopped.
+            # Lost for good, so a late answer does not revive the lease. The heartbeat thread ends the command.
             self._lease.term.lose("it ran out while dynamo-lock was stopped")
 
     def _end(self, number: int) -> None:
         self._terminated |= number == signal.SIGTERM
         self._send(number)
-        self._send(signal.SIGCONT)  # what is stopped learns of no signal
+        self._send(signal.SIGCONT)  # a stopped process does not handle signals
 
     def _send(self, number: int) -> bool:
-        """Returns whether there was anybody to be sent it."""
+        """Send a signal to the command or its group. Returns whether a process was there to receive it."""
         if self._ended.is_set():
-            return False  # its number may be another's by now
+            return False  # the system may have reused its id
         try:
             (os.killpg if self._grouped else os.kill)(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # it has gone, or become somebody else
+        except (ProcessLookupError, PermissionError):  # it has exited, or runs as another user
             return False
         return True
 
     def _wait(self) -> int:
         _, status = os.waitpid(self.pid, 0)
         if self._grouped:
-            self._end_rest()
+            self._end_group()
         self._ended.set()
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
 
-    def _end_rest(self) -> None:
-        """End what it has left behind in its group, which works on what is locked as well."""
-        for number, patience in ((signal.SIGTERM, self.kill_after), (signal.SIGKILL, _DYING)):
-            until = time.monotonic() + patience
-            if number == signal.SIGKILL or not self._terminated:  # once: it may be tidying up
+    def _end_group(self) -> None:
+        """End the processes that the command has left in its group, since they may use the locked resource."""
+        for number, timeout in ((signal.SIGTERM, self.kill_after), (signal.SIGKILL, _KILL_TIMEOUT)):
+            deadline = time.monotonic() + timeout
+            # SIGTERM is sent only once, because a process may be cleaning up.
+            if number == signal.SIGKILL or not self._terminated:
                 self._end(number)
-            while self._is_anybody_left():
-                if time.monotonic() >= until:
+            while self._has_processes():
+                if time.monotonic() >= deadline:
                     break
-                time.sleep(0.02)  # nobody tells when a process ends that is not our child
+                time.sleep(0.02)  # no signal reports the end of a process that is not a child
 
-    def _is_anybody_left(self) -> bool:
+    def _has_processes(self) -> bool:
         with suppress(ChildProcessError):
-            os.waitpid(-self.pid, os.WNOHANG)  # as a container's first process, they are ours to bury
+            # As process 1 of a container, `dynamo-lock` has to reap orphans.
+            os.waitpid(-self.pid, os.WNOHANG)
         return self._send(0)
 
 
 def _has_terminal() -> bool:
-    """Whether this process has a controlling terminal, wherever its input comes from."""
+    """Whether this process has a controlling terminal. stdin may come from elsewhere."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -267,22 +277,26 @@ def _has_terminal() -> bool:
     return True
 
 
-def _become(command: tuple[str, ...], reads: int, parent: int, *, grouped: bool) -> None:
-    """In the new process: wait to be told, and be the command from then on. Never returns."""
+def _exec_command(command: tuple[str, ...], read_end: int, parent: int, *, grouped: bool) -> None:
+    """Wait for the environment on the pipe, then execute the command. Runs in the new process, and never returns.
+
+    If the pipe is closed without an environment, exit.
+    """
     code = 1
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and commands do not
+        # Python ignores these signals, and they would stay ignored in the command.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         if grouped:
             os.setpgid(0, 0)
-        _die_with(parent)
-        with os.fdopen(reads, "rb") as told:
-            environment: Mapping[str, str] = json.loads(told.read() or b"null")
+        _die_with_parent(parent)
+        with os.fdopen(read_end, "rb") as pipe:
+            environment: Mapping[str, str] = json.loads(pipe.read() or b"null")
         if environment is not None:
-            os.execvpe(command[0], command, environment)  # noqa: S606 - what it was told to run
+            os.execvpe(command[0], command, environment)  # noqa: S606 - the user's command
     except OSError as failure:
         os.write(2, f"dynamo-lock: {command[0]!r} cannot be executed: {failure.strerror}.\n".encode())
         code = NOT_EXECUTABLE
@@ -290,9 +304,9 @@ def _become(command: tuple[str, ...], reads: int, parent: int, *, grouped: bool)
         os._exit(code)
 
 
-def _die_with(parent: int) -> None:
-    """Be killed when the parent dies. Linux can do that; elsewhere a command outlives a killed `dynamo-lock`."""
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the parent dies. Linux only: elsewhere, it lives on."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has died already
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)

@@ -1,4 +1,4 @@
-"""What the commands print: tables on a terminal, JSON for programs."""
+"""The output of the commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -20,52 +20,67 @@ if TYPE_CHECKING:
 
 LOCK_COLUMNS = ("lock", "state", "held by", "lease id", "since", "last heartbeat", "token")
 WAITER_COLUMNS = ("place", "who", "since", "gives up", "wants", "priority", "lease id")
-# What may be written on several lines, of no less than so many characters; and what a narrow terminal does not show,
-# the first to go first.
-_LONG = ("lock", "held by", "who")
-_LEAST = 12
-_SPARED = ("token", "priority", "last heartbeat", "gives up", "since", "wants", "state")
+# Columns whose cells may be wrapped.
+_WRAPPED = ("lock", "held by", "who")
+# Minimum width of a wrapped column, in characters.
+_MIN_WRAPPED_WIDTH = 12
+# Columns that a narrow terminal does not show, in the order in which they are left out.
+_LEFT_OUT = ("token", "priority", "last heartbeat", "gives up", "since", "wants", "state")
 
 
 def as_json(value: Any) -> None:
-    """Print one JSON document to stdout."""
+    """Print a value to stdout as one JSON document, with binary data as base64 text."""
     sys.stdout.write(json_text(value, indent=2) + "\n")
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON in which binary data is base64 text. It is ASCII: text that others wrote could control a terminal."""
+    """A value as JSON, with binary data as base64 text. It is ASCII, because other text could control a terminal.
+
+    :param indent: number of spaces per level; None for one line.
+    """
     return json.dumps(value, indent=indent, default=lambda binary: b64encode(binary).decode())
 
 
 def table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Rows for people. Lease ids are never cut: they are there to be copied. Rather, what can be spared is left out."""
+    """Build a table that fits the console.
+
+    Lease ids are never wrapped, because people copy them. Less important columns are left out instead.
+
+    :param console: the console, whose width counts.
+    :param columns: the headings.
+    :param rows: the cells.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     rows = [columns, *rows]
-    for column in (None, *_SPARED):
+    for column in (None, *_LEFT_OUT):
         if column in columns:
             at = columns.index(column)
             rows = [(*row[:at], *row[at + 1 :]) for row in rows]
             columns = rows[0]
         longest = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-        least = [
-            min(width, _LEAST) if column in _LONG else width
+        widths = [
+            min(width, _MIN_WRAPPED_WIDTH) if column in _WRAPPED else width
             for column, width in zip(columns, longest, strict=True)
         ]
-        if sum(least) + 3 * len(columns) <= console.width:
+        if sum(widths) + 3 * len(columns) <= console.width:
             break
     made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column, width in zip(columns, least, strict=True):
-        made.add_column(column, no_wrap=column not in _LONG, overflow="fold", min_width=width)
+    for column, width in zip(columns, widths, strict=True):
+        made.add_column(column, no_wrap=column not in _WRAPPED, overflow="fold", min_width=width)
     for row in rows[1:]:
         made.add_row(*(Text(cell) for cell in row))
     return made
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print them, as wide as they need where nobody watches."""
+    """Print a table. If stdout is not a terminal, its width is not limited.
+
+    :param columns: the headings.
+    :param rows: the cells.
+    """
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -75,7 +90,7 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def lock_rows(records: Iterable[LockRecord]) -> list[tuple[str, ...]]:
-    """One row for each holder, or one for a free lock."""
+    """The rows of locks: one for each holder, and one for a free lock."""
     rows: list[tuple[str, ...]] = []
     for record in records:
         holders: list[Holder | None] = list(record.holders.values()) or [None]
@@ -87,7 +102,7 @@ def lock_rows(records: Iterable[LockRecord]) -> list[tuple[str, ...]]:
 
 
 def state(record: LockRecord) -> str:
-    """Free, held, shared by so many, or how many slots are taken."""
+    """The state of a lock: free, held, shared with the number of holders, or the number of slots that are held."""
     if record.capacity == SHARED and record.holders:
         return f"shared by {len(record.holders)}"
     if record.capacity in (1, SHARED) and not record.capacity_pinned:
@@ -102,12 +117,12 @@ def _holder(holder: Holder | None, now_ms: int | None) -> tuple[str, str, str, s
     notes = [f"{len(holder.processes)} inside"] if holder.processes else []
     notes += ["cooling down"] if holder.cooling_down else ["draining"] if holder.draining else []
     who = readable(holder.owner) + slots + (f", {', '.join(notes)}" if notes else "")
-    beat = "" if holder.renewed_at_ms is None else ago(holder.renewed_at_ms, now_ms)
-    return who, readable(holder.lease_id), since(holder.acquired_at) if holder.acquired_at else "", beat
+    heartbeat = "" if holder.renewed_at_ms is None else ago(holder.renewed_at_ms, now_ms)
+    return who, readable(holder.lease_id), since(holder.acquired_at) if holder.acquired_at else "", heartbeat
 
 
 def waiter_rows(waiters: Sequence[Waiter]) -> list[tuple[str, ...]]:
-    """One for each who waits, the next one first."""
+    """The rows of waiters, in queue order."""
     return [
         (
             str(number),
@@ -123,19 +138,23 @@ def waiter_rows(waiters: Sequence[Waiter]) -> list[tuple[str, ...]]:
 
 
 def since(at: datetime) -> str:
-    """A moment, for people: today's by its time of the day."""
+    """A time as text; without the date if it is today (UTC)."""
     same_day = at.date() == datetime.now(UTC).date()
     return f"{at:%H:%M:%S}" if same_day else f"{at:%Y-%m-%d %H:%M}"
 
 
 def ago(then_ms: int, now_ms: int | None) -> str:
-    """How long ago that is, by the server's time where it tells it."""
+    """The age of a time as text.
+
+    :param then_ms: the time, epoch milliseconds.
+    :param now_ms: server time, epoch milliseconds; None if it is unknown, which takes this machine's clock.
+    """
     now = now_ms if now_ms is not None else datetime.now(UTC).timestamp() * 1000
     return f"{max(0.0, now - then_ms) / 1000:.0f} s ago"
 
 
 def lock_values(record: LockRecord) -> dict[str, Any]:
-    """A lock, for programs."""
+    """A lock as a JSON object, for programs."""
     return {
         "key": record.key,
         "held": bool(record.holders),
@@ -164,7 +183,7 @@ def lock_values(record: LockRecord) -> dict[str, Any]:
 
 
 def waiter_values(waiter: Waiter) -> Mapping[str, Any]:
-    """One who waits, for programs."""
+    """A waiter as a JSON object, for programs."""
     return {
         "owner": waiter.owner,
         "lease_id": waiter.lease_id,

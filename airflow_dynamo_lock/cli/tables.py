@@ -1,4 +1,4 @@
-"""``dynamo-lock table``: make the lock table, and look whether it is one."""
+"""``dynamo-lock table``: create the lock table, or check it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""The wire: runs the protocol's operations on boto3 (`LockClient`) and on aiobotocore (`AsyncLockClient`).
+"""The two clients: they run the operations of `core` on boto3 (`LockClient`) and on aiobotocore (`AsyncLockClient`).
 
-`core` turns arguments into operations and outcomes into leases, once for both; `sync` and `aio` carry effects out, with
-threads and with asyncio; `wire` translates between the SDK's answers and the protocol's; `clock` is the clock of all.
+- `session` turns arguments into operations and outcomes into leases, once for both; `claims`, `leases`,
+  `administration` and `options` are its parts.
+- `threads` and `tasks` carry out the effects of operations. They know nothing of locks.
+- `_async` has the methods of both clients. scripts/facades.py generates `_sync` from it.
+- `sdk` translates between the SDK and `core`; `clock` is the clock of all.
 """

@@ -1,4 +1,4 @@
-"""What a client does to locks that it does not hold: look, wait, find a lease, break it, set a capacity, forget."""
+"""What a client does with locks that it does not hold: look, wait, find or break a lease, set a capacity, forget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from airflow_dynamo_lock.log import log
 
 @dataclass(frozen=True)
 class Administration:
-    """Arguments in, one operation on a lock, its result out."""
+    """Checks arguments, makes the operation, and logs its outcome. `LockClient` documents the methods."""
 
     format: Format
     operations: Operations
@@ -93,14 +93,14 @@ class Administration:
             arguments.checked_slots(1, capacity)
         outcome = yield from self.operations.admin.set_capacity(self.format.checked_key(key), capacity)
         if capacity is None:
-            log.warning("The capacity of the lock %r is again what those who acquire it say.", key)
+            log.warning("Unset the capacity of the lock %r: claims decide again.", key)
         else:
             log.warning("Set the capacity of the lock %r to %d.", key, capacity)
         return outcome.record
 
 
 def _wanted(slots: int, mode: Mode) -> tuple[int, int | None]:
-    """What one who only looks wants to see free, and of how many; of as many as there are, if it is not to share."""
+    """Slots and capacity that a caller looks for; no capacity for one that is not a reader."""
     if mode == "shared":
         return arguments.checked_mode(mode, slots, slots)
     return arguments.checked_mode(mode, slots, slots)[0], None

@@ -24,46 +24,46 @@ class AsyncLockClient(AsyncLeases, AsyncTable):
     The other parameters, the methods and their errors are those of `LockClient`.
     """
 
-    async def keep(self, lease: Lease | LeaseSet, *, interval: Seconds) -> Draining | Lost:
-        """Send heartbeats for processes that work under the lease elsewhere, until it is gone or draining; for a set of
-        leases, until all of them are.
+    async def keep_for_processes(self, lease: Lease | LeaseSet, *, interval: Seconds) -> Draining | Lost:
+        """Send heartbeats on behalf of processes that work under the lease elsewhere, until it is lost or drains.
 
-        :param lease: a lease, or a set of leases.
+        :param lease: a lease, or a set of leases, which ends when all of its leases have ended.
         :param interval: seconds between heartbeats.
-        :returns: what became of the last lease.
+        :returns: the outcome of the lease that ended first.
+        :raises LockAccessError: DynamoDB has denied access for the length of the lease.
         """
-        return await self._run(self._core.keep(lease, interval))
+        return await self._run(self._core.keep_for_processes(lease, interval))
 
     async def until_gone(self, lease: Lease, *, poll_interval: Seconds = 1.0) -> None:
         """Wait until the lease is no longer among the holders, or is draining.
 
-        The shared poller looks, so any number of leases cost one read for each hundred keys.
+        The shared poller reads the locks, so any number of leases costs one read per hundred keys.
 
         :param lease: the lease.
         :param poll_interval: seconds between reads of the table.
         """
         lease = lease.checked()
-        seen: asyncio.Queue[bool] = asyncio.Queue()
-        sight = EndListener(
-            lease.key, lease.lease_id, seconds("poll_interval", poll_interval), seen.put_nowait
+        reports: asyncio.Queue[bool] = asyncio.Queue()
+        listener = EndListener(
+            lease.key, lease.lease_id, seconds("poll_interval", poll_interval), reports.put_nowait
         )
-        self._queue(sight)
+        self._queue(listener)
         try:
-            while not await _latest(seen):
-                # The poller's reads may be older than the lease itself: ask once more, consistently.
+            while not await _is_certain(reports):
+                # The poller's read may be older than the lease itself, so read once more, consistently.
                 try:
                     record = await self.get(lease.key)
                 except (LockAccessError, LockUnavailableError):
-                    continue  # the poller goes on, and shows it again
+                    continue  # the poller reports it again
                 holder = record.holders.get(lease.lease_id) if record else None
                 if holder is None or holder.draining:
                     return
         finally:
-            self._core.poller.remove(sight)
+            self._core.poller.remove(listener)
 
     async def leave_queue(self, key: str, lease_id: str) -> None:
-        """Remove the queue entry of an `acquire` that was cancelled. With a lease id of the caller, the entry stays
-        for a while, because another process may continue in it: this says that none will.
+        """Remove the queue entry of a cancelled `acquire` that had a `lease_id`. Without this, the entry stays for a
+        while, because another process may continue in it.
 
         :param key: the lock.
         :param lease_id: the lease id that was given to `acquire`.
@@ -75,8 +75,9 @@ class AsyncLockClient(AsyncLeases, AsyncTable):
             self._maintain_queue_entries()
 
 
-async def _latest(seen: asyncio.Queue[bool]) -> bool:
-    certain = await seen.get()
-    while not seen.empty():
-        certain |= seen.get_nowait()
+async def _is_certain(reports: asyncio.Queue[bool]) -> bool:
+    """Wait for a report of the poller. Whether one of those that have arrived is certain."""
+    certain = await reports.get()
+    while not reports.empty():
+        certain |= reports.get_nowait()
     return certain

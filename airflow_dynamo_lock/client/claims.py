@@ -1,4 +1,4 @@
-"""From the options of a call to a claim on a lock; and the leases that an owner may acquire again."""
+"""Claims from the options of a call, and the re-entrant leases of a client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Claims:
     def of(self, key: Keys, options: ClaimOptions) -> list[Claim]:
         """The claims of a call: one, or one for each key of a set.
 
-        :raises LockValueError: an option that can never work.
+        :raises LockValueError: an option can never work.
         """
         if isinstance(key, str) or not isinstance(key, (list, tuple)):
             return [self._one(key, options)]
@@ -94,26 +94,29 @@ class Claims:
 
 @dataclass
 class _Held:
-    """A lease that its owner may acquire again, and how often it has."""
+    """A re-entrant lease, and how often its owner has acquired it."""
 
     lease: Lease
     times: int = 1
 
 
 class ReentrantLeases:
-    """The leases that their owners may acquire again. Threads of one owner share them."""
+    """The re-entrant leases of one client. Threads of one owner share them."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], _Held] = {}
         self._lock = threading.Lock()
 
     def add(self, lease: Lease) -> None:
-        """Let the lease's owner acquire it again."""
+        """Make a lease re-entrant."""
         with self._lock:
             self._held[lease.key, lease.owner] = _Held(lease)
 
     def again(self, claim: Claim) -> Lease | None:
-        """The lease that the owner holds already, if it may have it again."""
+        """Acquire again the lease that the owner of the claim holds; None if it holds none.
+
+        :raises LockValueError: the claim is for other slots than the lease has.
+        """
         with self._lock:
             held = self._held.get((claim.key, claim.owner))
             if held is None or not held.lease.remaining():
@@ -128,7 +131,7 @@ class ReentrantLeases:
             return lease
 
     def released_once(self, lease: Lease) -> StillHeld | None:
-        """Whether its owner still holds it, having acquired it more often than that."""
+        """Release the lease once. Returns None if that was the last time, or the lease is not re-entrant."""
         with self._lock:
             held = self._held.get((lease.key, lease.owner))
             if held is None or held.lease.lease_id != lease.lease_id:
@@ -145,4 +148,5 @@ def _or_default(name: str, value: Seconds | None, default: float) -> float:
 
 
 def milliseconds(value: float) -> int:
+    """Seconds as whole milliseconds, at least one."""
     return max(1, round(value * 1000))

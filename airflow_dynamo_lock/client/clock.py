@@ -1,4 +1,4 @@
-"""The clock that leases are counted on (rule R4), and waiting by it. Importing it loads no AWS SDK."""
+"""The clock by which leases expire (R4), and waits by it. Importing this module loads no AWS SDK."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-# Seconds. A holder detects an expired lease this long after its machine resumes, at the latest.
+# Longest single wait, in seconds. A holder detects an expired lease at most this long after its machine resumes.
 _LONGEST_WAIT = 1.0
 
 
 def monotonic() -> float:
-    """Seconds on a clock that nobody sets and that goes on while the machine sleeps, where there is one (rule R4)."""
+    """Seconds on a clock that is never set, and that counts the time of a suspend where the system has such a clock."""
     return _clock()
 
 

@@ -1,4 +1,4 @@
-"""Leases as the clients hand them out: one or a set, granted, lost, ended, and what is logged of that."""
+"""Leases and lease sets as callers get them: made from grants, monitored, ended; with the log lines of each step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from airflow_dynamo_lock.log import log
 
 
 def leases_of(lease: Lease | LeaseSet) -> tuple[Lease, ...]:
-    """The one lease, or those of the set."""
+    """The lease itself, or the leases of the set."""
     return (lease,) if isinstance(lease, Lease) else lease.leases
 
 
 def name_of(lease: Lease | LeaseSet) -> str:
-    """Which locks it is of, for a log."""
+    """The locks and the lease id, for a log line."""
     return str(LeaseSet(leases_of(lease)))
 
 
@@ -37,14 +37,14 @@ def is_inherited(lease: Lease | LeaseSet) -> bool:
 
 
 def end_by_error(lease: Lease | LeaseSet) -> None:
-    """It cannot be relied on any longer, since nobody beats for it."""
+    """End the term of a lease whose heartbeats have ended with an error."""
     for each in leases_of(lease):
         if each.term is not None:
             each.term.lose("its heartbeats ended with an error")
 
 
 def lost_in_use(key: Keys, lease: Lease | LeaseSet, outcome: Lost) -> LockLostError:
-    """What a ``with`` block ends with whose lease was lost in it."""
+    """The error of a ``with`` block that has lost its lease."""
     lease_id = leases_of(lease)[0].lease_id
     return LockLostError(
         f"The lock {key!r} (lease {lease_id}) was lost while it was in use: {outcome.describe()}."
@@ -52,7 +52,7 @@ def lost_in_use(key: Keys, lease: Lease | LeaseSet, outcome: Lost) -> LockLostEr
 
 
 def lease_of(granted: Granted, term: Term) -> Lease:
-    """A grant as its caller gets it, logged."""
+    """The lease of a grant. Logs the grant."""
     claim = granted.claim
     for dead in granted.reclaimed:
         log.info(
@@ -85,7 +85,7 @@ def lease_of(granted: Granted, term: Term) -> Lease:
 
 
 def log_end(lease: Lease, outcome: Released | Draining | Lost) -> None:
-    """Log what has become of a lease that was given back."""
+    """Log the outcome of a release."""
     match outcome:
         case Released(hold_until_ms):
             log.info(
@@ -116,12 +116,12 @@ def log_end(lease: Lease, outcome: Released | Draining | Lost) -> None:
 
 
 def monitor(lease: Lease | LeaseSet, safe_time: float, on_danger: OnDanger) -> Operation[None]:
-    """Callback each time that a lease can no longer be counted on for so long, until it is lost."""
-    told = False
+    """Call `on_danger` each time that less than `safe_time` seconds remain, until the lease is lost."""
+    in_danger = False
     while (left := lease.remaining()) > 0:
-        if left <= safe_time and not told:
+        if left <= safe_time and not in_danger:
             for each in leases_of(lease):
                 on_danger(each, left)
-        told = left <= safe_time
-        # Once it is in danger, only a heartbeat that succeeds ends that, and nobody says so.
-        yield Sleep(min(left, safe_time / 10) if told else left - safe_time)
+        in_danger = left <= safe_time
+        # A successful heartbeat ends the danger, and wakes nothing here: so look often.
+        yield Sleep(min(left, safe_time / 10) if in_danger else left - safe_time)

@@ -10,68 +10,77 @@ from airflow_dynamo_lock.core.model.errors import LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 
-#: Called when a lease is lost: with the lease, and the error that says why.
+#: Called when a lease is lost, with the lease and the error.
 OnLost = Callable[[Lease, LockLostError], None]
 
-#: Called when a lease is in danger: with the lease, and for how many seconds it can still be counted on.
+#: Called when a lease is in danger, with the lease and the remaining seconds.
 OnDanger = Callable[[Lease, float], None]
 
 
 class ClaimOptions(TypedDict, total=False):
-    """The options of every way to acquire a lock.
+    """The options of all methods that acquire a lock."""
 
-    ``lease_id`` names the grant attempt; without one it gets a random one. Give one only if it is unique to the attempt
-    and a second try with it is meant to find the first one's lease (rule R7). ``about`` and ``attempt_of`` describe the
-    holder in detail (see `protocol.model`); ``lease``, ``release_grace`` and ``owner`` default to the client's.
-
-    ``data`` take the place of what is kept with the lock, an empty map of all of it; without them that stays.
-
-    With ``only_existing=True`` a lock of which there is no record is a `LockNotFoundError`.
-
-    ``slots`` of ``capacity`` make it a semaphore. ``mode="shared"`` takes the lock together with others who share it,
-    and in turn with those who do not. A released lock is not handed on sooner than ``min_hold`` after it was acquired.
-    ``fair=False`` neither waits in line nor minds those who do, and costs least; who is in line comes the sooner the
-    larger his ``priority`` is. With ``reentrant=True`` an owner who holds the lock through this client, and took it so,
-    gets the same lease again, and has to release it as often.
-    """
-
+    #: Id of this attempt; random by default. Give one only if it is unique to the attempt, and a second call with it
+    #: must find the lease of the first one (R7).
     lease_id: str | None
+    #: Number of slots to acquire, 1 by default.
     slots: int
+    #: Number of slots that the lock has, 1 by default. More than one make it a semaphore.
     capacity: int
+    #: Data to store with the lock. An empty map removes them; without this option they stay.
     data: Mapping[str, Any] | None
+    #: How long the lease lasts after a heartbeat, in seconds. Default the client's.
     lease: Seconds | None
+    #: How long a drained lease lasts while processes are inside, in seconds. Default the client's.
     release_grace: Seconds | None
+    #: Name of the holder, for people to read. Default the client's.
     owner: str | None
+    #: Details of the holder, for people to read.
     about: Mapping[str, str]
+    #: Names the work that this is one attempt at. A later attempt (larger lease id) supersedes an earlier one.
     attempt_of: str | None
+    #: ``"shared"`` acquires the lock together with other readers, ``"exclusive"`` (the default) without them.
     mode: Mode
+    #: Shortest time from acquisition to the next grant of the slots, in seconds.
     min_hold: Seconds | None
+    #: False neither queues nor respects the queue. True by default.
     fair: bool
+    #: Position in the queue, from -999 to 999; a higher priority is granted first. 0 by default.
     priority: int
+    #: An owner that holds the lock through this client, acquired with this option, gets the same lease again, and has
+    #: to release it as often.
     reentrant: bool
+    #: Raise `LockNotFoundError` if the lock has no record.
     only_existing: bool
 
 
 Mode = Literal["shared", "exclusive"]
 
-#: One lock, or several to be taken together.
+#: One lock, or several that are acquired together.
 Keys = str | list[str] | tuple[str, ...]
 
 AnyLease = TypeVar("AnyLease", Lease, LeaseSet)
 
 
 class AcquireOptions(ClaimOptions, total=False):
-    """The options of waiting for a lock as well. See `LockClient.acquire`."""
+    """The options of methods that wait for the lock."""
 
+    #: Maximum time to wait, in seconds; 0 tries once, None (the default) waits without a limit.
     timeout: Seconds | None
+    #: Seconds between reads of the table, which all waiters of the client share. 1 by default.
     poll_interval: Seconds
+    #: Called with the lock after each attempt that found it busy.
     on_busy: Callable[[LockRecord], None] | None
+    #: Called with the position in the queue whenever it has changed.
     on_position: Callable[[QueuePosition], None] | None
 
 
 class HoldOptions(AcquireOptions, total=False):
-    """Those of holding it. See `LockClient.lock`."""
+    """The options of `LockClient.lock`, which also sends heartbeats."""
 
+    #: Called once when the lease is lost.
     on_lost: OnLost | None
+    #: Called each time that less than `safe_time` remains.
     on_danger: OnDanger | None
+    #: Remaining time below which a lease is in danger, in seconds. Default a third of the lease.
     safe_time: Seconds | None

@@ -1,6 +1,6 @@
-"""Between the AWS SDK and the protocol: settings, and what an SDK's answer or exception means.
+"""Between the AWS SDK and `core`: settings of the SDK, and the meaning of its responses and exceptions.
 
-Rule R6 lives here: whatever is not known to be a success becomes a typed error, with one sentence that says what to do.
+R6 (typed errors): whatever is not a known success becomes a typed error, with one sentence that says what to do.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from airflow_dynamo_lock.core.model.text import readable
 from airflow_dynamo_lock.core.table.schema import TableExistsError, TableMissingError
 from airflow_dynamo_lock.core.wait.stream import STREAM_ACTIONS, StreamGoneError
 
-#: How the SDK should be set up for a lock. Its own defaults wait a minute for an answer; a holder that cannot reach
-#: DynamoDB must know within seconds.
+#: Settings of the SDK for locks. Its defaults wait a minute for a response; a holder that cannot reach DynamoDB must
+#: know within seconds.
 SDK_SETTINGS: Mapping[str, Any] = {
     "connect_timeout": 1,
     "read_timeout": 2,
     "tcp_keepalive": True,
     "retries": {"mode": "standard", "total_max_attempts": 2},
     "max_pool_connections": 50,
-    "parameter_validation": False,  # each request is built here, from arguments that were checked
+    "parameter_validation": False,  # requests are built from checked arguments
 }
 
 
 def sdk_config(**overrides: Any) -> Config:
-    """`SDK_SETTINGS`, with `overrides`, for ``boto3.client("dynamodb", config=sdk_config())``."""
+    """`SDK_SETTINGS` with `overrides`, for ``boto3.client("dynamodb", config=sdk_config())``."""
     return Config(**{**SDK_SETTINGS, **overrides})
 
 
-# A condition did not hold; and, in S3, there is no such object, or somebody writes it just now.
+# A condition did not hold; in S3 also: the object does not exist, or another client writes it at the moment.
 _REFUSED = {
     "ConditionalCheckFailedException",
     "PreconditionFailed",
@@ -55,7 +55,7 @@ _REFUSED = {
     "NoSuchKey",
 }
 
-# Another write to the item is on its way: a transaction, or a request in another region of a global table.
+# Another write to the item is in progress: a transaction, or a request in another region of a global table.
 _CONFLICTS = ("TransactionConflictException", "ReplicatedWriteConflictException")
 _UNAVAILABLE = {  # error code → whether the write may have been applied
     "ProvisionedThroughputExceededException": False,
@@ -90,10 +90,10 @@ _NO_ACCESS = {
     "KMSAccessDeniedException",
 }
 
-# What a place in a stream is told once it is of no use any more.
+# An iterator of a stream cannot be used any more.
 _STREAM_GONE = {"ResourceNotFoundException", "ExpiredIteratorException", "TrimmedDataAccessException"}
 
-# In a ValidationException: what DynamoDB, DynamoDB Local and moto say of a request whose keys are not the table's.
+# In a ValidationException: the keys of the request are not the table's. From DynamoDB, DynamoDB Local and moto.
 _OTHER_KEYS = (
     "key element does not match the schema",
     "Missing the key",
@@ -102,9 +102,9 @@ _OTHER_KEYS = (
     "Type mismatch for key",
     "Type mismatch for attribute to update",
 )
-# In a ValidationException: a value of the request is not one that DynamoDB stores.
+# In a ValidationException: DynamoDB cannot store a value of the request.
 _BAD_VALUE = re.compile(r"ExpressionAttributeValues contains invalid value: (.*?)\.? for key :(\w+)")
-# The argument that a value comes from, by its placeholder. All other values are our own.
+# The argument that a value comes from, by its placeholder. All other values come from this package.
 _ARGUMENTS = {"data": "`data`", "holders": "`about`", "me": "`about`"}
 _NO_CREDENTIALS = (
     aws.NoCredentialsError,
@@ -116,10 +116,11 @@ _NO_CREDENTIALS = (
 
 
 def reply(output: Mapping[str, Any], sent_at: float, *, refused: bool = False) -> Reply:
-    """The protocol's view of what the SDK returned for a request sent at `sent_at`.
+    """A response of the SDK as a `Reply`.
 
-    :raises LockUnavailableError: the connection was closed in the middle of the answer. boto3 does not say so: what it
-        cannot parse is an empty answer to it, which would mean that there is no such record.
+    :param sent_at: when the request was sent, monotonic seconds.
+    :raises LockUnavailableError: the connection was closed in the middle of the response. boto3 returns an empty one
+        then, which would mean that the lock has no record.
     """
     metadata = output.get("ResponseMetadata", {})
     length = metadata.get("HTTPHeaders", {}).get("content-length", "0")
@@ -138,7 +139,10 @@ def reply(output: Mapping[str, Any], sent_at: float, *, refused: bool = False) -
 
 
 def answer_to(failure: Exception, request: Request, sent_at: float) -> Reply:
-    """What an exception of the SDK means: a refused write is an answer, all else a typed error, which is raised."""
+    """An exception of the SDK as a `Reply`, if it is a refused write.
+
+    :raises LockError: any other failure.
+    """
     if isinstance(failure, aws.ClientError):
         if failure.response["Error"]["Code"] in _REFUSED or _is_refused(failure):
             return reply(failure.response, sent_at, refused=True)
@@ -158,7 +162,7 @@ def _is_refused(failure: aws.ClientError) -> bool:
 
 
 def not_answered(request: Request) -> LockUnavailableError:
-    """The caller's time was up before an answer came."""
+    """The error of a request that was not answered within its timeout."""
     return LockUnavailableError(
         f"{_service(request)} has not answered {request.action} within {request.within or 0:.1f} s.",
         maybe_applied=True,
@@ -167,7 +171,7 @@ def not_answered(request: Request) -> LockUnavailableError:
 
 def _service_error(failure: aws.ClientError, request: Request) -> LockError:
     code = str(failure.response["Error"]["Code"])
-    # On one line: what stands between us and AWS may answer with a page of its own.
+    # On one line: a proxy may answer with a page of its own.
     message = readable(" ".join(str(failure.response["Error"].get("Message") or code).split()))
     metadata = failure.response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
@@ -217,8 +221,7 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
                 f"({message}): another program may have damaged it; look at the item before you mend or delete it."
             )
     if code.isdigit():
-        # The SDK puts the status there when it cannot read the answer, or not to its end. What there is of it is not
-        # shown: it may be a record, with its `data` (rule R12).
+        # The SDK could not parse the response. The response is not shown: it may be a record with its `data` (R12).
         return LockUnavailableError(
             f"{_service(request)}'s answer to {request.action} on table {table!r} cannot be read "
             f"(HTTP status {status}).",
@@ -228,7 +231,7 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
         kind = LockConflictError if code in _CONFLICTS else LockUnavailableError
         return kind(
             f"{_service(request)} did not serve {request.action} on table {table!r} ({code}: {message}).",
-            # An attempt before this one may have been applied, whatever became of the last.
+            # An earlier attempt may have been applied, even if the last one was not.
             maybe_applied=metadata.get("RetryAttempts", 0) > 0 or _UNAVAILABLE.get(code, True),
         )
     return LockError(f"{_service(request)} refused {request.action} on table {table!r} ({code}: {message}).")
@@ -242,7 +245,7 @@ def _sdk_error(failure: Exception, request: Request) -> LockError:
     if isinstance(failure, aws.NoRegionError):
         return LockAccessError("No AWS region is configured: set region_name, or AWS_DEFAULT_REGION.")
     if isinstance(failure, (aws.EndpointConnectionError, aws.ConnectTimeoutError, aws.ProxyConnectionError)):
-        # That is the SDK's last attempt. It does not tell whether there was one before it, which got through.
+        # This is the SDK's last attempt. An earlier one may have been applied.
         return LockUnavailableError(f"{_service(request)} cannot be reached ({failure}).", maybe_applied=True)
     if isinstance(failure, (aws.HTTPClientError, aws.ConnectionError)):
         return LockUnavailableError(
@@ -263,7 +266,7 @@ def _table_of(request: Request) -> str:
     if "TransactItems" in params:
         ((_, params),) = params["TransactItems"][0].items()
     if request.action in STREAM_ACTIONS:
-        # A stream's ARN names its table, and a place in the stream begins with the ARN.
+        # A stream's ARN contains the name of its table, and an iterator begins with the ARN.
         named = re.search(":table/([^/]+)/stream/", params.get("StreamArn") or params["ShardIterator"])
         return named[1] if named else "?"
     if "Bucket" in params:
@@ -284,7 +287,7 @@ def _lock_of(params: Mapping[str, Any]) -> str:
     return repr(next(iter(params["Key"].values()))["S"])
 
 
-@lru_cache(maxsize=16)  # a second's answers have the same
+@lru_cache(maxsize=16)  # all responses of one second have the same
 def _date_ms(header: str | None) -> int | None:
     if not header:
         return None
@@ -292,5 +295,5 @@ def _date_ms(header: str | None) -> int | None:
         moment = parsedate_to_datetime(header)
     except ValueError:
         return None
-    # HTTP dates are in GMT, whatever they say. Without a zone, Python would take them for the host's local time.
+    # HTTP dates are in GMT. Without a zone, Python would read them as the host's local time.
     return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)

@@ -52,7 +52,7 @@ from airflow_dynamo_lock.log import log
 
 
 class ClientCore:
-    """The operations of one client, with its defaults filled in."""
+    """The operations of one client. `LockClient` and `AsyncLockClient` document the methods."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ClientCore:
         self.start()
 
     def start(self) -> None:
-        """Set up what belongs to one process: at the beginning, and in a fork."""
+        """Set up what belongs to one process: for a new client, and in a fork."""
         self.owner = self._owner or f"{socket.gethostname()}:{os.getpid()}"
         self.queue = WaitQueue.of(self.format, self.stamp, self.observer)
         self.operations = Operations.of(self.format, self.stamp, self.observer, self.queue)
@@ -103,7 +103,7 @@ class ClientCore:
         self.stream_reader = StreamReader(self.poller, self.table)
 
     def stamp(self) -> Stamp:
-        """What the next write attempt carries."""
+        """The stamp of the next write attempt."""
         at = monotonic()
         host_ms = time.time_ns() // 1_000_000
         return Stamp(
@@ -111,7 +111,10 @@ class ClientCore:
         )
 
     def interval(self, lease: Lease | LeaseSet, chosen: Seconds | None) -> float:
-        """Seconds between heartbeats of `lease`: those chosen, or the client's, or a sixth of the lease."""
+        """Seconds between heartbeats: `chosen`, or the client's, or a sixth of the lease.
+
+        :raises LockValueError: the lease is shorter than two intervals.
+        """
         lease_ms = min(each.lease_ms for each in leases_of(lease))
         every = self.heartbeat or lease_ms / 6000
         return arguments.checked_heartbeat(
@@ -179,11 +182,9 @@ class ClientCore:
 
     def _release_late(self, lease: Lease | LeaseSet, options: ClaimOptions) -> Operation[None]:
         """Release a lease that expired before its grant arrived. Another process may hold the lock by now."""
-        log.warning(
-            "The answer to the grant of %s came after the lease's end; giving it back.", name_of(lease)
-        )
+        log.warning("The answer to the grant of %s came after the lease's end; releasing it.", name_of(lease))
         if not _undoable(options):
-            return  # another process may work under the same lease id; acquiring again finds its lease (rule R7)
+            return  # another process may work under the same lease id; acquiring again finds its lease (R7)
         try:
             yield from self.release(lease, 0)
         except LockError as failure:
@@ -198,7 +199,7 @@ class ClientCore:
         term = leases[0].term
         assert term is not None
         if term.lost:
-            lease.check()  # once lost, always lost: a heartbeat would only keep others waiting
+            lease.check()  # a lost lease stays lost: a heartbeat would only keep others waiting
         edit = _edit(self.format, leases, duration, data)
         if isinstance(edit, Change) and edit.lease_ms is not None:
             leases = [replace(each, lease_ms=edit.lease_ms) for each in leases]
@@ -213,7 +214,7 @@ class ClientCore:
         return leases[0] if isinstance(lease, Lease) else LeaseSet(tuple(leases))
 
     def keep_alive(self, lease: Lease | LeaseSet, interval: float) -> Operation[None]:
-        """Beat until the lease is lost, and log it."""
+        """Send heartbeats until the lease is lost, and log that."""
         leases = leases_of(lease)
         term = leases[0].term
         assert term is not None
@@ -224,24 +225,24 @@ class ClientCore:
             )
 
     def safe_time(self, lease: Lease | LeaseSet, chosen: Seconds | None) -> float:
-        """For how many seconds a lease is to be good, or else it is in danger: those chosen, or a third of the lease.
+        """The remaining seconds below which a lease is in danger: `chosen`, or a third of the lease.
 
-        :raises LockValueError: it is not between heartbeats that come in time.
+        :raises LockValueError: a lease with timely heartbeats would always be in danger.
         """
         lease_ms = min(each.lease_ms for each in leases_of(lease))
         safe = lease_ms / 3000 if chosen is None else seconds("safe_time", chosen)
         return arguments.checked_safe_time(safe, lease_ms / 1000)
 
-    def keep(self, lease: Lease | LeaseSet, interval: Seconds) -> Operation[Draining | Lost]:
-        """See `AsyncLockClient.keep`."""
+    def keep_for_processes(self, lease: Lease | LeaseSet, interval: Seconds) -> Operation[Draining | Lost]:
+        """See `AsyncLockClient.keep_for_processes`."""
         every = self.interval(lease, interval)
         return self.operations.renewing.keep_for_processes(
             [each.checked() for each in leases_of(lease)], every
         )
 
     def enter(self, lease: Lease, process: str) -> Operation[Lease]:
-        """See `LockClient.enter`. Who is inside counts on no more than the grace (rule R9): by then, an abandoned
-        lease may be somebody else's."""
+        """See `LockClient.enter`. A process inside relies on no more than the grace (R9), because a drained lease ends
+        with it."""
         arguments.checked_id("A process's id", process)
         lease = lease.checked()
         lease = replace(lease, lease_ms=min(lease.lease_ms, lease.grace_ms), term=Term(monotonic))
@@ -292,7 +293,7 @@ class ClientCore:
                 each.term.lose("it was released")
         deadline = math.inf if retry_for is None else monotonic() + seconds("retry_for", retry_for, zero=True)
         applied = False
-        denied: float | None = None  # since when
+        denied: float | None = None  # the time of the first denial in a row
         while True:
             try:
                 outcomes = yield from self.operations.releasing.release_all(leases, confirmed=True)
@@ -302,7 +303,7 @@ class ClientCore:
                 if isinstance(failure, LockUnavailableError):
                     applied, denied = applied or failure.maybe_applied, None
                 else:
-                    # Credentials are replaced now and then. Who is denied for a whole lease will be denied later, too.
+                    # Credentials may be replaced at any time, but a denial for a whole lease is lasting.
                     denied = now if denied is None else denied
                     most = min(deadline, denied + leases[0].lease_ms / 1000)
                 if now >= most:
@@ -312,17 +313,17 @@ class ClientCore:
                 )
                 yield Sleep(1.0)
         if applied:
-            # By the attempt whose answer was lost (rule R5).
+            # The attempt without an answer has released it (R5).
             outcomes = [Released() if isinstance(each, Lost) else each for each in outcomes]
         for each, outcome in zip(leases, outcomes, strict=True):
             log_end(each, outcome)
-        # Of a set, the worst that has become of one.
+        # Of a set, the worst outcome.
         return max(outcomes, key=lambda each: (isinstance(each, Draining), isinstance(each, Lost)))
 
     # -- parts --------------------------------------------------------------------------------------------------
 
     def with_term(self, lease: AnyLease) -> AnyLease:
-        """The lease with this process's own view of how long it lasts, made where it has none yet; one for a set."""
+        """The lease with a term of this process; a new one if it has none. The leases of a set share one."""
         if not isinstance(lease, LeaseSet):
             return lease if lease.term is not None else replace(lease, term=Term(monotonic))
         if all(each.term is not None for each in lease):
@@ -331,7 +332,7 @@ class ClientCore:
         return LeaseSet(tuple(replace(each, term=term) for each in lease))
 
     def _granted(self, key: Keys, granted: Sequence[Granted], options: ClaimOptions) -> Lease | LeaseSet:
-        """The lease of one key, or those of several, which share a term."""
+        """The lease, or the lease set, of these grants."""
         term = Term(monotonic)
         term.renewed(min(each.sent_at for each in granted), granted[0].claim.lease_ms)
         leases = tuple(lease_of(each, term) for each in granted)
@@ -352,12 +353,12 @@ def _undoable(options: ClaimOptions) -> bool:
 
 
 def in_same_process(process: int) -> None:
-    """Refuse to go on with an operation in a fork of the process that began it: its requests are the parent's to send.
+    """Return if this process has begun the operation.
 
-    :raises LockError: this is such a fork.
+    :raises LockError: this is a fork of that process, which sends the operation's requests itself.
     """
     if os.getpid() != process:
-        raise LockError("A fork cannot go on with an operation that its parent process began.")
+        raise LockError("A fork cannot continue an operation of its parent process: begin it again.")
 
 
 def _edit(

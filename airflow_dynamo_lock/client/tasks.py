@@ -90,9 +90,9 @@ class AsyncRuntime:
         :param lease: a lease, or a set of leases.
         :param interval: seconds between heartbeats. Default the client's.
         :param on_lost: called once, in the event loop, when the lease is lost.
-        :param on_danger: called each time that the lease can no longer be counted on for `safe_time`, with the seconds
-            that are left: heartbeats fail and are retried. The danger is over when one succeeds.
-        :param safe_time: seconds. Default a third of the lease.
+        :param on_danger: called each time that less than `safe_time` remains, because heartbeats fail, with the
+            remaining seconds. Heartbeats are retried; the danger is over when one succeeds.
+        :param safe_time: remaining time below which the lease is in danger, in seconds. Default a third of the lease.
         :returns: the task; cancel it to stop the heartbeats.
         """
         lease = self._core.with_term(lease)
@@ -123,7 +123,7 @@ class AsyncRuntime:
                     on_lost(each, lost)
 
     async def _release_at_last(self, lease: Lease | LeaseSet) -> Released | Draining | StillHeld | Lost:
-        """`release`, tried once more by one who is cancelled meanwhile: nobody else will."""
+        """Release the lease at the end of a ``with`` block. If the task is cancelled meanwhile, try once more."""
         try:
             return await self.release(lease)
         except asyncio.CancelledError:
@@ -133,7 +133,7 @@ class AsyncRuntime:
             raise
 
     def _stop_heartbeats(self) -> list[Lease | LeaseSet]:
-        """Stop all heartbeats; the leases that they were sent for, and that this process may release."""
+        """Stop all heartbeats. Returns their leases, without those of a parent process."""
         leases = [lease for lease in self._beating.values() if not is_inherited(lease)]
         for heartbeats in list(self._beating):
             heartbeats.cancel()
@@ -142,9 +142,13 @@ class AsyncRuntime:
     async def _run(
         self, operation: Operation[T], sleep: Callable[[float, float], Awaitable[None]] | None = None
     ) -> T:
+        """Run an operation: carry out each of its effects, and send the answer in.
+
+        :param sleep: carries out `Sleep`; given its seconds, and a time from before they were computed.
+        """
         operation = self._core.format.carry_out(operation)
         process = os.getpid()
-        place: WaiterHandle | None = None
+        waiter: WaiterHandle | None = None
         woken: asyncio.Queue[Exception | None] = asyncio.Queue()
         answer: Any = None
         failure: BaseException | None = None
@@ -169,12 +173,12 @@ class AsyncRuntime:
                         case Callback():
                             effect.call()
                         case WaitForSlots():
-                            if place is None or not place.is_for(effect):
-                                if place is not None:
-                                    self._core.poller.remove(place)
-                                # Kept until the operation ends, so that a waiter keeps its turn while it tries.
-                                place = WaiterHandle(effect, woken.put_nowait)
-                                self._queue(place)
+                            if waiter is None or not waiter.is_for(effect):
+                                if waiter is not None:
+                                    self._core.poller.remove(waiter)
+                                # Kept until the operation ends, so that the waiter keeps its turn during attempts.
+                                waiter = WaiterHandle(effect, woken.put_nowait)
+                                self._queue(waiter)
                                 self._maintain_queue_entries()
                             await _woken(woken, effect.seconds)
                             answer = monotonic()
@@ -183,8 +187,8 @@ class AsyncRuntime:
                 except BaseException as raised:
                     failure = raised
         finally:
-            if place is not None:
-                self._core.poller.remove(place)
+            if waiter is not None:
+                self._core.poller.remove(waiter)
 
     async def _send(self, request: Request, since: float | None = None) -> Reply:
         sent_at = monotonic()
@@ -200,12 +204,13 @@ class AsyncRuntime:
             raise not_answered(request) from None
         except Exception as failure:
             answer = answer_to(failure, request, sent_at)
-        if not streams:  # it is another service: its clock is nobody's
+        if not streams:  # another service, with another clock
             self._core.clock.note(answer)
         return answer
 
-    def _queue(self, place: WaiterHandle | EndListener) -> None:
-        if self._core.poller.add(place):
+    def _queue(self, added: WaiterHandle | EndListener) -> None:
+        """Add a waiter or a listener to the poller, and start the poller if it does not run."""
+        if self._core.poller.add(added):
             self._wake_up.set()
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll(), name="dynamo-lock poller")
@@ -228,18 +233,18 @@ class AsyncRuntime:
             self._core.poller.fail(broken)
 
     def _maintain_queue_entries(self) -> None:
-        """See to it that somebody looks after this client's places in line, if it has any."""
+        """Start the task that maintains this client's queue entries, if there are any."""
         if self._core.queue and (self._maintainer is None or self._maintainer.done()):
             with suppress(RuntimeError):  # its event loop has ended
                 loop = asyncio.get_running_loop()
-                self._maintainer = loop.create_task(self._maintain(), name="dynamo-lock places")
+                self._maintainer = loop.create_task(self._maintain(), name="dynamo-lock queue entries")
 
     async def _maintain(self) -> None:
         while self._core.queue:
             try:
                 await self._run(self._core.presence.maintain())
             except Exception:
-                log.exception("Could not look after the places in line, trying again.")
+                log.exception("The maintenance of queue entries failed, trying again.")
 
     def _notify_end(
         self, lease: Lease | LeaseSet, outcome: Released | Draining | StillHeld | Renewed | Lost

@@ -6,9 +6,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, assert_never
 from weakref import WeakSet
 
 from botocore import xform_name
@@ -29,6 +29,8 @@ from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Re
 from airflow_dynamo_lock.core.wait.poller import WaiterHandle
 from airflow_dynamo_lock.core.wait.stream import STREAM_ACTIONS
 from airflow_dynamo_lock.log import log
+
+_UNGUARDED: AbstractContextManager[object] = nullcontext()
 
 
 class ThreadRuntime:
@@ -91,9 +93,9 @@ class ThreadRuntime:
         :param lease: a lease, or a set of leases.
         :param interval: seconds between heartbeats. Default the client's.
         :param on_lost: called once, from that thread, when the lease is lost.
-        :param on_danger: called each time that the lease can no longer be counted on for `safe_time`, with the seconds
-            that are left: heartbeats fail and are retried. The danger is over when one succeeds.
-        :param safe_time: seconds. Default a third of the lease.
+        :param on_danger: called each time that less than `safe_time` remains, because heartbeats fail, with the
+            remaining seconds. Heartbeats are retried; the danger is over when one succeeds.
+        :param safe_time: remaining time below which the lease is in danger, in seconds. Default a third of the lease.
         :returns: the heartbeats; `KeepAlive.stop` ends them, and so does leaving its ``with`` block.
         """
         lease = self._core.with_term(lease)
@@ -101,7 +103,7 @@ class ThreadRuntime:
         return KeepAlive(self, lease, self._core.interval(lease, interval), on_lost, on_danger, safe)
 
     def _start_in_fork(self) -> None:
-        """Have nothing in common with the parent process: it has the threads, and what they do is for its leases."""
+        """Start anew in a fork: the threads, and the leases that they work for, stay with the parent process."""
         for beats in self._beating:
             beats.forget()
         self._beating.clear()
@@ -114,7 +116,7 @@ class ThreadRuntime:
         return self.release(lease)
 
     def _stop_heartbeats(self) -> list[Lease | LeaseSet]:
-        """Stop all heartbeats; the leases that they were sent for, and that this process may release."""
+        """Stop all heartbeats. Returns their leases, without those of a parent process."""
         leases = [
             heartbeats.lease for heartbeats in list(self._beating) if not is_inherited(heartbeats.lease)
         ]
@@ -132,21 +134,32 @@ class ThreadRuntime:
             for each in leases_of(lease):
                 self._poller.ended(each)
 
-    def _run(self, operation: Operation[T], sleep: Callable[[float, float], None] | None = None) -> T:
+    def _run(
+        self,
+        operation: Operation[T],
+        sleep: Callable[[float, float], None] | None = None,
+        guard: AbstractContextManager[object] = _UNGUARDED,
+    ) -> T:
+        """Run an operation: carry out each of its effects, and send the answer in.
+
+        :param sleep: carries out `Sleep`; given its seconds, and a time from before they were computed.
+        :param guard: held while the operation computes its next effect, not while an effect is carried out.
+        """
         operation = self._core.format.carry_out(operation)
         process = os.getpid()
-        place: _Place | None = None
+        waiter: _Waiter | None = None
         answer: Any = None
         failure: BaseException | None = None
         try:
             while True:
                 # A moment from before the operation computes how long to wait.
                 resumed = answer.received_at if isinstance(answer, Reply) else monotonic()
-                try:
-                    effect = operation.send(answer) if failure is None else operation.throw(failure)
-                except StopIteration as end:
-                    result: T = end.value
-                    return result
+                with guard:
+                    try:
+                        effect = operation.send(answer) if failure is None else operation.throw(failure)
+                    except StopIteration as end:
+                        result: T = end.value
+                        return result
                 answer = failure = None
                 try:
                     in_same_process(process)
@@ -159,25 +172,29 @@ class ThreadRuntime:
                             else:
                                 sleep(effect.seconds, resumed)
                             answer = monotonic()
+                        case Callback():
+                            effect.call()
                         case WaitForSlots():
-                            # Kept until the operation ends, so that a waiter keeps its turn while it tries.
-                            if place is not None and not place.ticket.is_for(effect):
-                                place.give_up()
-                                place = None
-                            place = place or self._poller.queue(effect)
+                            # Kept until the operation ends, so that the waiter keeps its turn during attempts.
+                            if waiter is not None and not waiter.handle.is_for(effect):
+                                waiter.remove()
+                                waiter = None
+                            waiter = waiter or self._poller.queue(effect)
                             self._maintainer.maintain()
-                            place.wait(effect.seconds)
+                            waiter.wait(effect.seconds)
                             answer = monotonic()
+                        case _:
+                            assert_never(effect)
                 except BaseException as raised:
                     failure = raised
         finally:
-            if place is not None and os.getpid() == process:
-                place.give_up()
+            if waiter is not None and os.getpid() == process:
+                waiter.remove()
 
     def _send(self, request: Request, since: float | None = None) -> Reply:
         if request.within is None:
             return self._call(request)
-        # The SDK cannot be told to wake_up, so the call goes on in a thread that nobody waits for any longer.
+        # An SDK call cannot be cancelled, so it continues in a thread of its own.
         answers: SimpleQueue[Reply | BaseException] = SimpleQueue()
 
         def call() -> None:
@@ -208,7 +225,7 @@ class ThreadRuntime:
             answer = reply(output, sent_at)
         except Exception as failure:
             answer = answer_to(failure, request, sent_at)
-        if not streams:  # it is another service: its clock is nobody's
+        if not streams:  # another service, with another clock
             self._core.clock.note(answer)
         return answer
 
@@ -236,7 +253,7 @@ class KeepAlive:
         client._beating.add(self)
         self._thread.start()
         if on_danger is not None:
-            # A thread of its own: the other one may have to wait for an answer to a heartbeat.
+            # In a thread of its own, because the other one may wait for the answer to a heartbeat.
             threading.Thread(
                 target=self._watch,
                 args=(safe_time, on_danger),
@@ -251,12 +268,12 @@ class KeepAlive:
         self.stop()
 
     def stop(self) -> None:
-        """Send no further heartbeat. One that is on its way may still arrive; it changes nothing after a release."""
+        """Send no further heartbeats. One that was sent may still arrive; after a release it changes nothing."""
         self._stopped.set()
         self._client._beating.discard(self)
 
     def forget(self) -> None:
-        """Be stopped, in a fork, where the thread does not exist and may have left the event locked."""
+        """Stop in a fork, where the thread does not exist and may have left the event locked."""
         self._stopped = threading.Event()
         self._stopped.set()
 
@@ -288,11 +305,11 @@ class KeepAlive:
 
 
 class _Stopped(Exception):
-    pass
+    """Ends the operation of a thread whose heartbeats were stopped."""
 
 
 class _QueueMaintainer:
-    """The thread that looks after this client's places in line. It lives while there are any."""
+    """The thread that maintains this client's queue entries. It runs while there are any."""
 
     def __init__(self, client: ThreadRuntime) -> None:
         self._client = client
@@ -300,10 +317,12 @@ class _QueueMaintainer:
         self._thread: threading.Thread | None = None
 
     def maintain(self) -> None:
-        """See to it that it runs, if it has to."""
+        """Start the thread if it is needed and does not run."""
         with self._lock:
             if self._client._core.queue and self._thread is None:
-                self._thread = threading.Thread(target=self._maintain, name="dynamo-lock places", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._maintain, name="dynamo-lock queue entries", daemon=True
+                )
                 self._thread.start()
 
     def _maintain(self) -> None:
@@ -312,7 +331,7 @@ class _QueueMaintainer:
             try:
                 self._client._run(core.presence.maintain())
             except Exception:
-                log.exception("Could not look after the places in line, trying again.")
+                log.exception("The maintenance of queue entries failed, trying again.")
             with self._lock:
                 if not core.queue:
                     self._thread = None
@@ -320,39 +339,42 @@ class _QueueMaintainer:
 
 
 class _Poller:
-    """The threads that look at the table, and at its stream, for all waiters of one client (rule R11). They live while
-    there are any."""
+    """The threads that read the table and its stream for all waiters of one client (R11). They run while there are
+    waiters."""
 
     def __init__(self, client: ThreadRuntime) -> None:
         self._client = client
-        self._watch = client._core.poller
+        self._poller = client._core.poller
+        # Held while the poller's waiters are read or changed.
         self._lock = threading.Lock()
         self._wake_up = threading.Event()
-        self._watch.wake_up = self._wake_up.set
+        self._poller.wake_up = self._wake_up.set
         self._running: set[str] = set()
 
-    def queue(self, wants: WaitForSlots) -> _Place:
+    def queue(self, wants: WaitForSlots) -> _Waiter:
+        """Add a waiter, and start the threads that do not run."""
         woken: SimpleQueue[Exception | None] = SimpleQueue()
-        ticket = WaiterHandle(wants, woken.put)
+        handle = WaiterHandle(wants, woken.put)
         with self._lock:
-            if self._watch.add(ticket):
+            if self._poller.add(handle):
                 self._wake_up.set()
-            self._start("poller", self._watch.poll, self._sleep_until_woken, self._watch.fail)
+            self._start("poller", self._poller.poll, self._sleep_until_woken, self._poller.fail)
             if self._client._streams is not None:
                 follow = self._client._core.stream_reader.follow
-                self._start("stream reader", follow, time.sleep, lambda _: self._watch.confirmed(None))
-        return _Place(self, ticket, woken)
+                self._start("stream reader", follow, None, lambda _: self._poller.confirmed(None))
+        return _Waiter(self, handle, woken)
 
     def ended(self, lease: Lease) -> None:
-        """This client has just ended a lease."""
+        """Report a lease that this client has ended."""
         with self._lock:
-            self._watch.ended(lease.key, lease.lease_id)
+            self._poller.ended(lease.key, lease.lease_id)
 
-    def leave(self, ticket: WaiterHandle) -> None:
+    def remove(self, handle: WaiterHandle) -> None:
+        """Remove a waiter."""
         with self._lock:
-            self._watch.remove(ticket)
+            self._poller.remove(handle)
 
-    def _sleep_until_woken(self, seconds: float) -> None:
+    def _sleep_until_woken(self, seconds: float, _: float) -> None:
         self._wake_up.wait(seconds)
         self._wake_up.clear()
 
@@ -360,14 +382,14 @@ class _Poller:
         self,
         name: str,
         operation: Callable[[], Operation[None]],
-        sleep: Callable[[float], None],
+        sleep: Callable[[float, float], None] | None,
         on_broken: Callable[[Exception], None],
     ) -> None:
         if name not in self._running:
             self._running.add(name)
             threading.Thread(
                 target=self._work,
-                args=(name, self._client._core.format.carry_out(operation()), sleep, on_broken),
+                args=(name, operation, sleep, on_broken),
                 name=f"dynamo-lock {name}",
                 daemon=True,
             ).start()
@@ -375,47 +397,35 @@ class _Poller:
     def _work(
         self,
         name: str,
-        operation: Operation[None],
-        sleep: Callable[[float], None],
+        operation: Callable[[], Operation[None]],
+        sleep: Callable[[float, float], None] | None,
         on_broken: Callable[[Exception], None],
     ) -> None:
-        answer: Any = None
-        failure: Exception | None = None
         while True:
-            # The waiters' list is looked at and changed under the lock, the table is not.
-            with self._lock:
-                try:
-                    effect = operation.send(answer) if failure is None else operation.throw(failure)
-                except StopIteration:
-                    self._running.discard(name)
-                    return
-                except Exception as broken:
-                    log.exception("The %s ended.", name)
-                    self._running.discard(name)
-                    on_broken(broken)
-                    return
-            answer = failure = None
+            broken: Exception | None = None
             try:
-                match effect:
-                    case Sleep():
-                        sleep(effect.seconds)
-                        answer = monotonic()
-                    case Request():
-                        answer = self._client._send(effect)
-                    case Callback():
-                        effect.call()
-            except Exception as raised:
-                failure = raised
+                self._client._run(operation(), sleep, self._lock)
+            except Exception as failure:
+                log.exception("The %s ended.", name)
+                broken = failure
+            with self._lock:
+                if broken is None and self._poller:
+                    continue  # a waiter was added after the operation had ended
+                self._running.discard(name)
+                if broken is not None:
+                    on_broken(broken)
+                return
 
 
-class _Place:
-    """One waiter's place in the poller's queue."""
+class _Waiter:
+    """A waiter in the poller, and the queue by which it is woken."""
 
-    def __init__(self, poller: _Poller, ticket: WaiterHandle, woken: SimpleQueue[Exception | None]) -> None:
-        self.ticket = ticket
+    def __init__(self, poller: _Poller, handle: WaiterHandle, woken: SimpleQueue[Exception | None]) -> None:
+        self.handle = handle
         self._poller, self._woken = poller, woken
 
     def wait(self, timeout: float | None) -> None:
+        """Wait until woken, or for `timeout` seconds. Raises the error by which the poller has woken it."""
         try:
             failures = [self._woken.get(timeout=timeout)]
         except Empty:
@@ -425,8 +435,9 @@ class _Place:
         for failure in filter(None, failures):
             raise failure
 
-    def give_up(self) -> None:
-        self._poller.leave(self.ticket)
+    def remove(self) -> None:
+        """Remove the waiter from the poller."""
+        self._poller.remove(self.handle)
 
 
 _clients: WeakSet[ThreadRuntime] = WeakSet()

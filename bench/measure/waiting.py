@@ -113,7 +113,7 @@ def _end_with_stdin() -> None:
 
 async def _standing(client: AsyncLockClient, number: int) -> None:
     """Return when so many have joined their line and have nothing left to do but wait."""
-    tickets = client._core.poller.tickets
+    tickets = client._core.poller.waiters
     while sum(map(len, tickets.values())) < number:  # noqa: ASYNC110 - nothing tells
         await asyncio.sleep(0.005)
 

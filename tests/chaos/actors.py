@@ -291,7 +291,7 @@ def _keep(actor: _Actor) -> None:
     async def main() -> None:
         async with async_lock_client(actor.place.endpoint_url, **actor.options) as client:
             lease = _lease(actor)
-            keeping = asyncio.ensure_future(client.keep(lease, interval=LEASE / 12))
+            keeping = asyncio.ensure_future(client.keep_for_processes(lease, interval=LEASE / 12))
             gone = asyncio.ensure_future(client.until_gone(lease))
             await asyncio.wait((keeping, gone), return_when=asyncio.FIRST_COMPLETED)
             for ended in (keeping, gone):

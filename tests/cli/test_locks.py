@@ -302,7 +302,7 @@ def test_the_capacity_of_a_semaphore_is_set_and_unset(shell: Shell, locks: LockC
     record = locks.get(key)
     assert record is not None
     assert record.capacity == 3
-    assert "taken back when nobody holds it" in said(shell("capacity", key, "--unset"), USAGE)
+    assert "cannot be unset while the lock is held" in said(shell("capacity", key, "--unset"), USAGE)
     locks.release(lease)
     assert json.loads(shell("capacity", key, "--unset", "--json").stdout)["capacity_pinned"] is False
     assert "either a NUMBER" in said(shell("capacity", key), USAGE)

@@ -218,7 +218,7 @@ def test_a_keeper_beats_within_a_second_of_waking(machine: Machine, told: list[f
     async def keep() -> None:
         client = AsyncLockClient(Silent(), table="locks")
         with patch.object(Renewing, "_renew_or_error", beat), pytest.raises(Ended):
-            await client.keep(the_lease(client), interval=INTERVAL)
+            await client.keep_for_processes(the_lease(client), interval=INTERVAL)
 
     run(machine, keep)
     assert len(told) == 2

@@ -189,7 +189,7 @@ def test_a_process_that_queues_again_shows_again_that_it_lives(
         for times in (1, 2):
             held = client.acquire(key, owner="another")
             waiting, _ = _acquire(threads, client, key)
-            wait_until(lambda: key in core.poller.tickets)
+            wait_until(lambda: key in core.poller.waiters)
             client.release(held)
             client.release(waiting.result(PATIENCE))
             for thread in threading.enumerate():
@@ -201,7 +201,7 @@ def test_a_process_that_queues_again_shows_again_that_it_lives(
 def test_who_gets_into_line_while_he_waits_is_looked_after_in_his_place(client: LockClient, key: str) -> None:
     """As a set does for which others drew numbers each time that it tried at first."""
     inner: Any = getattr(client, "client", client)
-    tickets, seen = inner._core.poller.tickets, []
+    tickets, seen = inner._core.poller.waiters, []
 
     def waits() -> Operation[None]:
         for place in (None, "0999/1/a", "0999/1/a"):
@@ -386,7 +386,7 @@ async def test_a_keeper_beats_through_a_bad_network_until_its_lease_ends(
     keeper: AsyncLockClient, proxy: Proxy, elsewhere_async: AsyncLockClient, key: str, end: str
 ) -> None:
     lease = await elsewhere_async.acquire(key)
-    keeping = asyncio.create_task(keeper.keep(lease, interval=0.05))
+    keeping = asyncio.create_task(keeper.keep_for_processes(lease, interval=0.05))
     await asyncio.to_thread(proxy.wait_for, 3, "heartbeat")
     with proxy.breaking() as down:
         await asyncio.to_thread(proxy.wait_for, 6, "heartbeat")
@@ -416,7 +416,7 @@ async def test_many_leases_are_watched_over_with_one_read_per_poll(
 
 def _queue(client: LockClient, key: str) -> int:
     """How many wait for that lock in the client's process."""
-    return len(core_of(client).poller.tickets.get(key, []))
+    return len(core_of(client).poller.waiters.get(key, []))
 
 
 def _acquire(

@@ -239,7 +239,7 @@ _MOVES = [
     Move("async try_acquire", _async(lambda client, key, _: client.try_acquire(key)), **_TAKE),
     Move(
         "async keep",
-        _async(lambda client, _, lease: client.keep(lease, interval=lease.lease_ms / 4000)),
+        _async(lambda client, _, lease: client.keep_for_processes(lease, interval=lease.lease_ms / 4000)),
         attributes=_WHEN,
         mine=_BEAT,
         writes_blind=True,

@@ -678,7 +678,7 @@ class Airflow:
         async def keep(process: Process, locks: AsyncLockClient) -> None:
             # As `DynamoLockHeartbeatTrigger` does: until it is gone, as the beats or the looks show, or until Airflow
             # says that the release task has ended, which it asks now and then.
-            keeping = asyncio.ensure_future(locks.keep(held, interval=self.history.lease / 3))
+            keeping = asyncio.ensure_future(locks.keep_for_processes(held, interval=self.history.lease / 3))
             gone = asyncio.ensure_future(locks.until_gone(held, poll_interval=self.history.poll))
             forsaken = process.create_future()
             if released:

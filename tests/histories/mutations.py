@@ -254,7 +254,7 @@ MUTATIONS = {
     "observe-to-reply": Mutation(
         "R3: silence is counted up to when the question was sent, and no longer",
         _edited(Observer.see, ("(reply.sent_at - sighting.since)", "(reply.received_at - sighting.since)")),
-        test="tests/protocol/test_staleness.py"
+        test="tests/core/test_liveness.py"
         "::test_silence_counts_from_when_the_first_answer_arrived_to_when_the_last_question_was_sent",
     ),
     "no-skew": Mutation(
@@ -317,8 +317,7 @@ MUTATIONS = {
     "keeper-keeps-abandoned": Mutation(
         "R8: nobody keeps a lease alive that was abandoned, but the processes inside",
         _edited(NativeFormat.renew, ("condition = _NOT_DRAINING + (", 'condition = "" + (')),
-        test="tests/protocol/test_keep.py"
-        "::test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it",
+        test="tests/core/test_renew.py::test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it",
     ),
     "dead-unseen-by-poller": Mutation(
         "R11: waiters are woken for the slots of the dead",
@@ -348,7 +347,7 @@ MUTATIONS = {
     "numbers-drawn-one-by-one": Mutation(
         "sets: who waits for several locks draws all numbers at the same moment",
         _patched(WaitQueue, "_take_together", _draw_one_by_one),
-        test="tests/protocol/test_sets.py::test_of_two_sets_one_comes_first_in_every_queue",
+        test="tests/core/test_sets.py::test_of_two_sets_one_comes_first_in_every_queue",
     ),
     "rest-by-wrong-clock": Mutation(
         "how long a lock is held at least is put right with the clock",
@@ -483,7 +482,7 @@ MUTATIONS = {
     "numbers-from-one": Mutation(
         "the queue: the first number is the time",
         _edited(position.next_ticket, ("else stamp.best_ms", "else 0")),
-        test="tests/protocol/test_proof.py::test_the_first_number_in_a_queue_is_the_time",
+        test="tests/core/test_proof.py::test_the_first_number_in_a_queue_is_the_time",
     ),
     "place-handed-on-blindly": Mutation(
         "the queue: a place is handed on only by the process that stands in it",
@@ -491,12 +490,12 @@ MUTATIONS = {
             NativeFormat.hand_over_entry,
             ('"#process = :process",', '"attribute_exists(#key) OR attribute_not_exists(#key)",'),
         ),
-        test="tests/protocol/test_proof.py::test_a_place_is_handed_on_only_by_the_process_that_stands_in_it",
+        test="tests/core/test_proof.py::test_a_place_is_handed_on_only_by_the_process_that_stands_in_it",
     ),
     "behind-oneself": Mutation(
         "the queue: a later attempt does not wait behind its own earlier one",
         _edited(QueueReader.look, ("[each for each in living if not claim.supersedes(each)]", "living")),
-        test="tests/protocol/test_line.py::test_a_later_attempt_does_not_wait_behind_an_earlier_one",
+        test="tests/core/test_queue.py::test_a_later_attempt_does_not_wait_behind_an_earlier_one",
     ),
     "first-record-verified": Mutation(
         "R10: the token of a record that `set_capacity` or a set makes is unverified",
@@ -504,7 +503,7 @@ MUTATIONS = {
             _edited(NativeFormat.create, ('":state": UNVERIFIED', '":state": VERIFIED')),
             _edited(NativeFormat.take_exact_ticket, ('":state": UNVERIFIED', '":state": VERIFIED')),
         ),
-        test="tests/protocol/test_proof.py"
+        test="tests/core/test_proof.py"
         "::test_a_token_from_an_old_estimate_in_set_capacity_is_put_right_by_the_next_grant",
     ),
     "rare-signs-of-life": Mutation(
@@ -515,13 +514,13 @@ MUTATIONS = {
     "first-beat-without-time": Mutation(
         "R3: a process asks for the server's time before its first heartbeat",
         _edited(Stamp.is_fresh, ("self.answered and", "")),
-        test="tests/protocol/test_late_arrivals.py"
+        test="tests/core/test_late_arrivals.py"
         "::test_a_first_write_that_arrives_twice_does_not_bring_its_version_back",
     ),
     "cut-off-answer-of-a-stream": Mutation(
         "R11: an answer of the stream that may be cut off does not tell all",
         _patched(stream, "_may_be_cut_off", lambda records: False),
-        test="tests/protocol/test_streams.py"
+        test="tests/core/test_streams.py"
         "::test_after_an_answer_that_may_be_cut_off_it_has_not_heard_of_all_changes",
     ),
     # -- found by asking of each condition and comparison in `protocol` what would notice that it is gone -----------
@@ -531,18 +530,18 @@ MUTATIONS = {
             Observer.see,
             ("_Sighting(holder.version, reply.received_at,", "_Sighting(holder.version, reply.sent_at,"),
         ),
-        test="tests/protocol/test_staleness.py"
+        test="tests/core/test_liveness.py"
         "::test_silence_counts_from_when_the_first_answer_arrived_to_when_the_last_question_was_sent",
     ),
     "room-of-another-capacity": Mutation(
         "R1: free slots are taken of the capacity that was claimed",
         _edited(NativeFormat.acquire_slots, (" AND #capacity = :capacity", "")),
-        test="tests/protocol/test_proof.py::test_a_late_claim_takes_no_slot_of_another_capacity",
+        test="tests/core/test_proof.py::test_a_late_claim_takes_no_slot_of_another_capacity",
     ),
     "room-taken-twice": Mutation(
         "R1: a lease that has slots takes no more",
         _edited(NativeFormat.acquire_slots, (" AND attribute_not_exists(#holders.#me)", "")),
-        test="tests/protocol/test_take.py::test_two_processes_that_make_the_same_attempt_take_its_slots_once",
+        test="tests/core/test_acquire.py::test_two_processes_that_make_the_same_attempt_take_its_slots_once",
     ),
     "reclaim-twice": Mutation(
         "R1: a lease that holds the lock reclaims nothing",
@@ -550,12 +549,12 @@ MUTATIONS = {
             NativeFormat.reclaim,
             ('[*conditions, "attribute_not_exists(#holders.#me)"]', "conditions"),
         ),
-        test="tests/protocol/test_proof.py::test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused",
+        test="tests/core/test_proof.py::test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused",
     ),
     "reclaim-all-but-one": Mutation(
         "R1: counters start afresh only if all holders are dead",
         _edited(NativeFormat.reclaim, ("size(#holders) = :holders AND ", "")),
-        test="tests/protocol/test_take.py"
+        test="tests/core/test_acquire.py"
         "::test_one_who_joins_while_all_the_dead_are_being_reclaimed_keeps_his_slot",
     ),
     "again-under-the-same-token": Mutation(
@@ -566,7 +565,7 @@ MUTATIONS = {
     "token-put-right-over-another": Mutation(
         "R10: a token is put right only if nobody was granted one since",
         _edited(NativeFormat.correct_grant, ('" AND #token = :seen_token"', '""')),
-        test="tests/protocol/test_proof.py::test_a_token_is_not_put_right_over_one_that_was_granted_since",
+        test="tests/core/test_proof.py::test_a_token_is_not_put_right_over_one_that_was_granted_since",
     ),
     "enter-while-draining": Mutation(
         "R8: nobody enters a lease that is draining",
@@ -577,7 +576,7 @@ MUTATIONS = {
                 '#processes.#process = :now"\n            condition = ""',
             ),
         ),
-        test="tests/protocol/test_keep.py::test_nobody_enters_an_ending_lease",
+        test="tests/core/test_renew.py::test_nobody_enters_an_ending_lease",
     ),
     "released-too-early": Mutation(
         "`min_hold`: a release before its time is refused",
@@ -594,7 +593,7 @@ MUTATIONS = {
     "rests-with-processes-inside": Mutation(
         "R8: a lease cools down only if nobody is inside",
         _edited(NativeFormat.renew, ('" AND size(#holders.#me.#processes) = :zero"', '""')),
-        test="tests/protocol/test_proof.py::test_a_lease_does_not_cool_down_with_a_process_inside",
+        test="tests/core/test_proof.py::test_a_lease_does_not_cool_down_with_a_process_inside",
     ),
     "head-not-lowered": Mutation(
         "the queue: a new place lowers the head",
@@ -602,14 +601,14 @@ MUTATIONS = {
             NativeFormat.take_ticket,
             ("lower = seen.queue_head is None or seen.queue_head > front", "lower = seen.queue_head is None"),
         ),
-        test="tests/protocol/test_conditions.py",
+        test="tests/core/test_conditions.py",
     ),
     "head-lowered-blindly": Mutation(
         "the queue: lowering the head never raises it",
         _edited(
             NativeFormat.lower_head, (" AND (attribute_not_exists(#queue_head) OR #queue_head > :place)", "")
         ),
-        test="tests/protocol/test_proof.py::test_to_lower_the_head_of_a_queue_never_raises_it",
+        test="tests/core/test_proof.py::test_to_lower_the_head_of_a_queue_never_raises_it",
     ),
     "head-unseen-by-grant": Mutation(
         "the queue: a grant is conditional on the head that was seen",
@@ -633,31 +632,31 @@ MUTATIONS = {
     "old-stamp-kept": Mutation(
         "R3: a heartbeat without server time removes the old stamp",
         _edited(NativeFormat._renewal, ('[] if stamped else ["#holders.#me.#renewed_at"]', "[]")),
-        test="tests/protocol/test_keep.py"
+        test="tests/core/test_renew.py"
         "::test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_the_one_before",
     ),
     "unheard-is-verified": Mutation(
         "R10: an undo does not vouch for a token",
         _edited(NativeFormat.release, ("if confirmed and stamp", "if stamp")),
-        test="tests/protocol/test_clocks.py::test_an_undo_vouches_for_nothing",
+        test="tests/core/test_clocks.py::test_an_undo_vouches_for_nothing",
     ),
     "first-stamp-may-be-old": Mutation(
         "R3: a stamp of a host's clock may be behind by 2 s at most",
         _edited(
             Confirming.granted,
-            ("_close(reply, record.holders[claim.lease_id].renewed_at_ms)", "True"),
+            ("_close(reply, holder.renewed_at_ms)", "True"),
         ),
         seed=1,
     ),
     "lost-and-found": Mutation(
         "R4: a lease that is lost stays lost",
         _edited(Term.remaining, ("0.0 if self._lost else ", "")),
-        test="tests/protocol/test_keep.py::test_a_lost_lease_stays_lost_and_keeps_its_first_reason",
+        test="tests/core/test_renew.py::test_a_lost_lease_stays_lost_and_keeps_its_first_reason",
     ),
     "earlier-attempt-wins": Mutation(
         "R8: only a later attempt ends the lease of another",
         _edited(Claim.supersedes, ("holder.lease_id < self.lease_id", "True")),
-        test="tests/protocol/test_take.py::test_an_earlier_attempt_that_comes_late_leaves_the_later_alone",
+        test="tests/core/test_acquire.py::test_an_earlier_attempt_that_comes_late_leaves_the_later_alone",
     ),
     "wakes-late": Mutation(
         "R4: a holder is notified when its lease has run out",
@@ -667,7 +666,7 @@ MUTATIONS = {
     "leave-forgets-to-release": Mutation(
         "R8: the last process to leave a draining lease releases it",
         _edited(Releasing.leave, ("if holder.draining and not holder.processes:", "if False:")),
-        test="tests/protocol/test_give_back.py::test_the_last_one_to_leave_an_abandoned_lease_releases_it",
+        test="tests/core/test_release.py::test_the_last_one_to_leave_an_abandoned_lease_releases_it",
     ),
     # -- what was mended after the checks of the simulation had been made stricter ------------------------------------
     "wait-counted-late": Mutation(
@@ -679,19 +678,18 @@ MUTATIONS = {
     "dead-cleared-unseen": Mutation(
         "R3: a write that only removes dead holders is conditional on their versions",
         _edited(NativeFormat.remove_dead, ('" AND ".join(_unchanged(dead))', '"attribute_exists(#key)"')),
-        test="tests/protocol/test_edges.py::test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock",
+        test="tests/core/test_edges.py::test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock",
     ),
     "held-by-host-clock": Mutation(
         "`min_hold`: a first request does not go by its host's clock",
         _edited(NativeFormat.release, ("if stamp.answered", "if True")),
-        test="tests/protocol/test_edges.py::test_min_hold_is_kept_by_a_process_whose_first_request_is_the_release",
+        test="tests/core/test_edges.py::test_min_hold_is_kept_by_a_process_whose_first_request_is_the_release",
     ),
     "head-passes-the-late": Mutation(
         "the queue: a grant does not move the head past a waiter that has just come",
         _edited(view.head_update, ("class_of(head) > class_of(record.queue_head)", "False")),
         seed=2074,
-        test="tests/protocol/test_edges.py"
-        "::test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come",
+        test="tests/core/test_edges.py::test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come",
     ),
     "time-from-long-ago": Mutation(
         "R3: a process whose last answer is older than the lease asks for the server's time before it writes",
@@ -699,7 +697,7 @@ MUTATIONS = {
             Stamp.is_fresh,
             ("(self.server_ms is None or self.age * 1000 <= most_ms)", "True"),
         ),
-        test="tests/protocol/test_edges.py"
+        test="tests/core/test_edges.py"
         "::test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_the_holder_lives",
     ),
     "grant-handed-out-late": Mutation(
@@ -716,7 +714,7 @@ MUTATIONS = {
     "held-by-two-threads": Mutation(
         "threads of one owner: nobody acquires again what another thread gives back",
         _edited(ReentrantLeases.again, ("with self._lock:", "if True:")),
-        test="tests/protocol/test_edges.py::test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back",
+        test="tests/core/test_edges.py::test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back",
     ),
     "thread-sleeps-in-one-piece": Mutation(
         "R4: a thread that waits for its next heartbeat notices a suspend",
@@ -745,13 +743,13 @@ MUTATIONS = {
             "IS_KNOWN",
             "(attribute_not_exists(#format_version) OR #format_version >= :known_version)",
         ),
-        test="tests/protocol/test_versions.py"
+        test="tests/core/test_versions.py"
         "::test_a_write_that_was_built_before_the_upgrade_is_refused_after_it",
     ),
     "nothing-left-for-others": Mutation(
         "the queue: a grant beside living waiters leaves slots for them",
         _edited(NativeFormat.acquire_slots, ("claim.slots + leave", "claim.slots")),
-        test="tests/protocol/test_proof.py::test_a_claim_leaves_slots_for_those_before_it_in_the_queue",
+        test="tests/core/test_proof.py::test_a_claim_leaves_slots_for_those_before_it_in_the_queue",
     ),
 }
 

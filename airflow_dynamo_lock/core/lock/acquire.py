@@ -1,4 +1,4 @@
-"""Wait for a lock and acquire it: attempt, queue, sleep until woken, attempt again."""
+"""Acquire locks, waiting for them: attempt, enqueue, sleep until woken, attempt again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from airflow_dynamo_lock.core.queue.view import on_change
 from airflow_dynamo_lock.core.wait.admission import AdmissionWindow, RequestSlot
 from airflow_dynamo_lock.log import log
 
-# What a request is given to be answered, however little of the caller's time is left, in seconds.
+# Shortest timeout of a request, in seconds, even if the caller has less time left.
 _ANSWER_WITHIN = 3.0
 
 
@@ -44,7 +44,7 @@ _ANSWER_WITHIN = 3.0
 class Acquiring:
     """Acquires locks, waiting for them.
 
-    :ivar window: which waiters of this process that are not queued yet may send an attempt.
+    :ivar window: limits the newcomers of this process that send requests at the same time.
     """
 
     requests: Requests
@@ -54,7 +54,7 @@ class Acquiring:
     window: AdmissionWindow = field(default_factory=AdmissionWindow)
 
     def acquire(self, claim: Claim, **options: Any) -> Operation[Granted]:
-        """`acquire_all` of one lock."""
+        """Acquire one lock, with the options of `acquire_all`."""
         return (yield from self.acquire_all((claim,), **options))[0]
 
     def acquire_all(
@@ -68,64 +68,65 @@ class Acquiring:
         on_busy: Callable[[LockRecord], None] | None = None,
         on_position: Callable[[QueuePosition], None] | None = None,
     ) -> Operation[tuple[Granted, ...]]:
-        """Take the locks, all at once, as soon as they are free or their holders are dead; in turn, if the claims are
-        fair.
+        """Acquire all locks in one step, as soon as each has free slots or dead holders. Fair claims queue.
 
-        :param claims: of different keys, with the same lease id.
-        :param now: the present monotonic time.
-        :param timeout: seconds to wait at most; 0 tries once, None waits without end.
-        :param on_busy: told each time that a try found the lock taken.
-        :param on_position: called with the position in the queue each time that it has changed.
-        :raises LockTimeoutError: it was not free in time; the message names the holders.
-        :raises LockUnavailableError: DynamoDB could not be reached, up to the last moment.
+        :param claims: claims for different keys with the same lease id.
+        :param now: monotonic seconds.
+        :param timeout: maximum time to wait, in seconds; 0 tries once, None waits without a limit.
+        :param poll_interval: seconds between reads of the table.
+        :param undo: the lease id is used by this process alone (see `Attempting.try_acquire_all`).
+        :param on_busy: called with the lock after each attempt that found it busy.
+        :param on_position: called with the position in the queue whenever it has changed.
+        :raises LockTimeoutError: a lock was not free in time; the message names its holders.
+        :raises LockUnavailableError: DynamoDB could not be reached until the timeout.
         """
         deadline = None if timeout is None else now + timeout
         claim = claims[0]  # the one that was last found busy
-        mine: dict[str, Waiter] = {}
-        standing = False
-        tell_position = on_change(on_position) if on_position else None
+        mine: dict[str, Waiter] = {}  # the claims' places in the queues
+        enqueued = False
+        report_position = on_change(on_position) if on_position else None
         slot = RequestSlot(self.window)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - now)
                 within = None if left is None else max(left, _ANSWER_WITHIN)
-                if not standing and left != 0 and not slot.is_admitted():
+                if not enqueued and left != 0 and not slot.is_admitted():
                     now = yield Sleep(slot.pause(poll_interval, self.requests.stamp().jitter, left))
                     continue
                 try:
-                    if not mine or standing:
+                    if not mine or enqueued:
                         outcome = yield from self.attempting.try_acquire_all(
                             claims, within=within, undo=undo, mine=mine
                         )
                         if not isinstance(outcome, Busy):
                             slot.answered()
                             if mine:
-                                yield from self._leave_with(outcome, mine, undo=undo)
+                                yield from self._dequeue_with(outcome, mine, undo=undo)
                             return outcome
                         record = outcome.record
                         claim = next(each for each in claims if each.key == record.key)
-                        place = mine.get(claim.key)
+                        waiter = mine.get(claim.key)
                         if on_busy is not None:
                             on_busy(record)
                         if deadline is not None and now >= deadline:
                             raise LockTimeoutError(_not_in_time(claim.key, timeout or 0.0, outcome), record)
-                        if place is not None and (
-                            record.queue_head is None or record.queue_head > place.place
+                        if waiter is not None and (
+                            record.queue_head is None or record.queue_head > waiter.place
                         ):
-                            # Others have taken it for dead.
+                            # Others have skipped the waiter as dead.
                             yield with_timeout(
-                                self.requests.format.lower_head(claim.key, place.place), within
+                                self.requests.format.lower_head(claim.key, waiter.place), within
                             )
                         elif not mine and claim.fair:
-                            drawn = yield from self.queue.take_tickets(
+                            waiters = yield from self.queue.take_tickets(
                                 claims, record, left, within, resume=not undo
                             )
-                            if not drawn and len(claims) == 1:
+                            if not waiters and len(claims) == 1:
                                 continue
-                            mine = {each.key: each for each in drawn}
-                    if mine and not standing:
+                            mine = {each.key: each for each in waiters}
+                    if mine and not enqueued:
                         yield from self.queue.enqueue(list(mine.values()), within)
-                        standing = True
+                        enqueued = True
                     slot.answered()
                 except LockUnavailableError as unavailable:
                     slot.timed_out()
@@ -134,8 +135,8 @@ class Acquiring:
                     if left == 0:
                         raise
                     if undo:
-                        # A grant attempt of its own (rule R7): what undoes the last one may arrive late, and must not
-                        # take away what the next one is given.
+                        # R7 (one lease id per attempt): the undo of this attempt may arrive late, and must not release
+                        # the lease of the next one.
                         lease_id, former = self.requests.stamp().version, claim.former | {claim.lease_id}
                         claims = [replace(each, lease_id=lease_id, former=former) for each in claims]
                         claim = next(each for each in claims if each.key == claim.key)
@@ -150,10 +151,10 @@ class Acquiring:
                     poll_interval=poll_interval,
                     seconds=None if deadline is None else max(0.0, deadline - now),
                     place=mine[claim.key].place if claim.key in mine else None,
-                    on_position=tell_position,
+                    on_position=report_position,
                 )
         except BaseException as failure:
-            # Who is interrupted by a person has time to leave; who is cancelled, or has no network, may not.
+            # Ctrl-C leaves time to dequeue; cancellation or an outage may not.
             interrupted = undo and isinstance(failure, (KeyboardInterrupt, SystemExit))
             if mine and (interrupted or isinstance(failure, LockTimeoutError)):
                 yield from self.queue.dequeue(list(mine.values()), UNDO_WITHIN, with_lock=False)
@@ -165,10 +166,10 @@ class Acquiring:
         finally:
             slot.close()
 
-    def _leave_with(
+    def _dequeue_with(
         self, granted: tuple[Granted, ...], mine: Mapping[str, Waiter], *, undo: bool
     ) -> Operation[None]:
-        """Leave the line with what one has waited for."""
+        """Remove the entries of granted claims. If the caller is interrupted meanwhile, undo the grants."""
         try:
             yield from self.queue.dequeue(list(mine.values()), UNDO_WITHIN)
         except BaseException as failure:
@@ -186,10 +187,15 @@ class Acquiring:
         timeout: float | None,
         poll_interval: float,
     ) -> Operation[LockRecord | None]:
-        """Wait until so many slots could be taken, without taking them. Returns the lock as it is then.
+        """Wait until a lock has enough free slots, without acquiring them. Returns the lock as it is then.
 
-        :param capacity: of how many; None goes by what the lock has.
-        :raises LockTimeoutError: they were not free in time.
+        :param slots: number of slots.
+        :param capacity: capacity that a claim would have; None accepts any lock that is not shared.
+        :param now: monotonic seconds.
+        :param timeout: maximum time to wait, in seconds; None waits without a limit.
+        :param poll_interval: seconds between reads of the table.
+        :raises LockTimeoutError: the slots were not free in time.
+        :raises LockValueError: the pinned capacity of the lock is too small for the slots.
         """
         deadline = None if timeout is None else now + timeout
         slot = RequestSlot(self.window)
@@ -225,9 +231,9 @@ class Acquiring:
     def look(
         self, key: str, slots: int, capacity: int | None, within: float | None = None
     ) -> Operation[tuple[LockRecord | None, bool]]:
-        """The lock as it is now, and whether so many slots could be taken from it.
+        """The lock as it is now, and whether it has enough free slots.
 
-        :raises LockValueError: they never can, by a capacity that was set.
+        :raises LockValueError: the pinned capacity of the lock is too small for the slots.
         """
         reply: Reply = yield with_timeout(self.requests.format.get(key), within)
         item = reply.output.get("Item")

@@ -1,4 +1,4 @@
-"""What people do to locks that they do not hold: break a lease, set a capacity, forget a record, list all locks."""
+"""Administration of locks by people who do not hold them: break a lease, set a capacity, forget a record, list."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.log import log
 
-# A token may be ahead of the time by this much, milliseconds. The record of one that is further ahead is not deleted:
-# it would take too long to wait for.
+# How far a token may be ahead of the time, milliseconds. A record with a token further ahead is not deleted, because
+# `forget` would have to wait too long.
 _AHEAD_MS = 5_000
 
 
@@ -44,9 +44,9 @@ class Admin:
     observer: Observer
 
     def break_(self, key: str, lease_id: str) -> Operation[Broken]:
-        """Take a lease away from whoever holds it.
+        """Remove a lease, even if its holder is alive.
 
-        :raises LockNotHeldError: it is not among the holders.
+        :raises LockNotHeldError: the lease is not among the holders.
         """
         record = yield from self.requests.get(key)
         retried = False
@@ -59,20 +59,20 @@ class Admin:
             if not reply.refused:
                 return Broken(holder)
             retried |= reply.retried
-            # In some formats a holder who beats in the meantime is another one.
+            # In some formats a heartbeat changes the lease id.
             record, _ = yield from self.requests.record_after(key, reply, None)
         if retried and (record is None or lease_id not in record.holders):
-            return Broken(last)  # by the attempt before the refused one (rule R5)
+            return Broken(last)  # an earlier attempt of the SDK was applied (R5)
         raise LockNotHeldError(
             f"The lease {lease_id} does not hold the lock {key!r}, so there is nothing to break. "
             f"{record.describe() if record else 'Not locked'}."
         )
 
     def set_capacity(self, key: str, capacity: int | None) -> Operation[CapacitySet]:
-        """Give a semaphore another capacity, held or not; or, with None, let the claims decide again.
+        """Pin the capacity of a semaphore, which may have holders; or, with None, let claims decide again.
 
-        :raises CapacityMismatchError: it is in use, and not as a semaphore; or it is in use, and the capacity was to be
-            taken back.
+        :raises CapacityMismatchError: the lock is in use as a plain or shared lock, or it is in use and `capacity` is
+            None.
         """
         record: LockRecord | None = None
         for _ in range(ROUNDS):
@@ -86,9 +86,9 @@ class Admin:
                 return CapacitySet(record)
             elif record.holders and capacity is None:
                 raise CapacityMismatchError(
-                    f"The capacity of the lock {key!r} can be taken back when nobody holds it, for what those say who "
-                    f"wait may be another one than the {record.capacity} that was set: set it to what they say, or try "
-                    f"again then. {record.describe()}."
+                    f"The capacity of the lock {key!r} cannot be unset while the lock is held, because claims may have "
+                    f"another capacity than {record.capacity}: set it to the capacity of the claims, or try again when "
+                    f"the lock is free. {record.describe()}."
                 )
             elif record.holders and record.kind is not Kind.SEMAPHORE and not record.capacity_pinned:
                 raise CapacityMismatchError(
@@ -101,21 +101,21 @@ class Admin:
             if not reply.refused:
                 return CapacitySet(self.requests.format.record(reply.output["Attributes"], reply.server_ms))
         raise LockUnavailableError(
-            f"The capacity of the lock {key!r} could not be set, since others changed it each time that it was tried.",
+            f"The capacity of the lock {key!r} was not set, because other writes to the lock came first each time.",
             maybe_applied=False,
         )
 
     def forget(self, key: str, *, at_once: bool = False) -> Operation[bool]:
-        """Delete the record of a lock that nobody holds or waits for. Whether there is none any more.
+        """Delete the record of a lock without holders and waiters. Returns whether the record is gone.
 
-        The next token is taken from the time, as other processes know it, and must be larger than the last one (R10):
-        so a record whose token is quite new is deleted a moment later.
+        The first token of the next record is another process's estimate of the time, and must be larger than the last
+        token (R10). So this waits until the last token is old enough.
 
-        :param at_once: do not wait. The next token may then be smaller than the last one.
+        :param at_once: do not wait; the next token may be smaller than the last one.
         """
         require(self.requests.format, Feature.FORGET)
         token_age_ms = ESTIMATE_BEHIND_MS + self.observer.max_clock_skew_ms
-        record = yield from self.requests.get(key)  # which tells the server's time, too
+        record = yield from self.requests.get(key)  # the response has the server's time, too
         for _ in range(ROUNDS):
             if record is None:
                 return True
@@ -140,9 +140,10 @@ class Admin:
         prefix: str = "",
         on_damaged: Callable[[LockRecordError], None] | None = None,
     ) -> Operation[tuple[list[LockRecord], Mapping[str, Any] | None]]:
-        """One page of all locks whose keys begin like that, and where the next one starts (None after the last).
+        """One page of the locks whose keys begin with the prefix, and the cursor of the next page; None after the last.
 
-        :param on_damaged: told of each that cannot be read, and is left out; by default that is logged.
+        :param cursor: cursor of this page; None for the first.
+        :param on_damaged: called with the error of each damaged record, which is left out; the default logs it.
         """
         reply: Reply = yield self.requests.format.scan(cursor, prefix)
         records = []
@@ -154,6 +155,5 @@ class Admin:
                     continue  # the lease of a waiting process, no lock
                 records.append(record)
             except LockRecordError as damaged:
-                # The others are listed all the same.
                 (on_damaged or partial(log.warning, "%s"))(damaged)
         return records, reply.output.get("LastEvaluatedKey")

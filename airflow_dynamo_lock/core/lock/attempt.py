@@ -1,6 +1,6 @@
-"""One attempt to acquire a lock, or several together: what to write, and what to write after a refusal (R2).
+"""One attempt to acquire a lock, or several together: which write to send, and which one after a refusal (R2).
 
-An uncontended attempt is one request, and so is one that is refused because the lock is held.
+An attempt for a free lock is one request, and so is one that is refused because the lock is held.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_dynamo_lock.core.effects import (
     with_timeout,
 )
 from airflow_dynamo_lock.core.liveness import Observer
-from airflow_dynamo_lock.core.lock.confirm import Confirming, Seen, Take
+from airflow_dynamo_lock.core.lock.confirm import Confirming, GrantWrite, Seen
 from airflow_dynamo_lock.core.lock.release import Releasing
 from airflow_dynamo_lock.core.lock.requests import CONFLICT_PAUSE, ROUNDS, Requests
 from airflow_dynamo_lock.core.model.capacity import (
@@ -42,7 +42,7 @@ from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, QUEUE_IGNORED
 from airflow_dynamo_lock.core.table.grant_writes import MAX_REMOVED
 from airflow_dynamo_lock.log import log
 
-# What a caller that gives up still spends on undoing an acquire whose fate it does not know, in seconds.
+# Timeout of the requests that undo an acquire whose result is unknown, in seconds.
 UNDO_WITHIN = 3.0
 
 
@@ -50,8 +50,8 @@ UNDO_WITHIN = 3.0
 class Attempting:
     """Attempts to acquire locks.
 
-    :ivar observer: what this process has seen of holders (R3).
-    :ivar queue: the queues, and this process's entries in them.
+    :ivar observer: remembers the holders that this process has seen (R3).
+    :ivar queue: the queues, and the entries of this process.
     """
 
     requests: Requests
@@ -63,7 +63,7 @@ class Attempting:
     def try_acquire(
         self, claim: Claim, *, within: float | None = None, undo: bool
     ) -> Operation[Granted | Busy]:
-        """`try_acquire_all` of one lock."""
+        """Try to acquire one lock, as `try_acquire_all` does."""
         outcome = yield from self.try_acquire_all((claim,), within=within, undo=undo)
         return outcome if isinstance(outcome, Busy) else outcome[0]
 
@@ -75,19 +75,21 @@ class Attempting:
         undo: bool,
         mine: Mapping[str, Waiter] | None = None,
     ) -> Operation[tuple[Granted, ...] | Busy]:
-        """Take the locks, all or none, if they are free or their holders are dead, and nobody is to have them first.
+        """Acquire all locks or none, if each has free slots (or dead holders) and no earlier waiters.
 
-        :param claims: of different keys, with the same lease id.
-        :param within: seconds that the caller has for each request.
-        :param undo: on a failure that leaves it open whether the write was applied, give the lease back (rule R5).
-            Only for a lease id that nobody else can be using: two processes of Airflow may run the same attempt.
-        :param mine: where in each key's line the caller stands, if it does.
-        :raises CapacityMismatchError: one is in use with another capacity, or in another mode.
+        :param claims: claims for different keys with the same lease id.
+        :param within: timeout of each request.
+        :param undo: release the leases if an attempt fails and its writes may have been applied (R5). Only for a lease
+            id that no other process uses: two processes of Airflow may run the same attempt.
+        :param mine: the caller's entries in the queues, by key.
+        :raises CapacityMismatchError: a lock is in use with another capacity or mode.
+        :raises LockNotFoundError: a lock has no record, and the claim is for existing locks only.
+        :raises LockUnavailableError: DynamoDB did not serve a request.
         """
         try:
             if len(claims) > 1:
-                return (yield from self._take_all(claims, within, mine or {}, undo=undo))
-            outcome = yield from self._take(claims[0], within, (mine or {}).get(claims[0].key))
+                return (yield from self._try_together(claims, within, mine or {}, undo=undo))
+            outcome = yield from self._try_one(claims[0], within, (mine or {}).get(claims[0].key))
             return outcome if isinstance(outcome, Busy) else (outcome,)
         except BaseException as failure:
             if undo and _maybe_applied(failure):
@@ -95,7 +97,7 @@ class Attempting:
             raise
 
     def undo(self, claims: Sequence[Claim]) -> Operation[None]:
-        """Give back what may have been taken, and what nobody was told of (rule R5)."""
+        """Release leases that may have been granted, and that no caller has received (R5)."""
         releases = [self._undo_one(each) for each in claims]
         try:
             if len(claims) > 1:
@@ -109,7 +111,7 @@ class Attempting:
             log.debug("Could not undo the acquire of %s (lease %s): %s", names, claims[0].lease_id, failure)
 
     def _undo_one(self, claim: Claim) -> Request:
-        """Give back what nobody was told of. It need not be held for a while, as what was granted has to be."""
+        """The release of a lease that no caller has received. `min_hold` does not apply to it."""
         if not claim.min_hold_ms:
             return self.requests.format.release(
                 claim.key, claim.lease_id, claim.slots, self.requests.stamp(), confirmed=False
@@ -119,10 +121,10 @@ class Attempting:
         )
         return self.requests.format.break_(claim.key, holder, self.requests.stamp())
 
-    def _take(self, claim: Claim, within: float | None, mine: Waiter | None) -> Operation[Granted | Busy]:
-        """Write, and learn from each refusal what to write next. Who stands in line looks first."""
+    def _try_one(self, claim: Claim, within: float | None, mine: Waiter | None) -> Operation[Granted | Busy]:
+        """Send a write, and choose the next one by what each refusal shows. A waiter reads its queue first."""
         busy: Busy | None = None
-        write = None if mine is not None else self._first_take(claim)
+        write = None if mine is not None else self._first_write(claim)
         for _ in range(ROUNDS):
             seen: Seen | None = None
             if write is not None:
@@ -138,25 +140,25 @@ class Attempting:
             if isinstance(choice, Busy):
                 return choice
             write = choice
-        # Others were quicker each time. That is contention, and waiting is the answer to it.
+        # Other writes came first each time, so the lock is busy.
         return busy or _contended(claim)
 
-    def _take_all(
+    def _try_together(
         self, claims: Sequence[Claim], within: float | None, mine: Mapping[str, Waiter], *, undo: bool
     ) -> Operation[tuple[Granted, ...] | Busy]:
-        """As `_take`, in one transaction. It tells no tokens, so they are read afterwards."""
-        taken = False
-        writes: dict[str, Take] = {}
+        """As `_try_one`, in one transaction. It returns no tokens, so the locks are read afterwards."""
+        granted_before = False
+        writes: dict[str, GrantWrite] = {}
         seen: dict[str, Seen] = {}
         unclear = [] if not mine else list(claims)
         if not mine:
-            writes = {each.key: self._first_take(each) for each in claims}
+            writes = {each.key: self._first_write(each) for each in claims}
         for attempt in range(ROUNDS):
             for claim in unclear:
                 choice = yield from self._consider(claim, seen.get(claim.key), mine.get(claim.key), within)
                 if isinstance(choice, Busy):
-                    if taken and undo:
-                        yield from self.undo(claims)  # some were lost before it could be told of any
+                    if granted_before and undo:
+                        yield from self.undo(claims)  # a lease was lost before the grants were confirmed
                     return choice
                 writes[claim.key] = choice
             try:
@@ -165,7 +167,7 @@ class Attempting:
             except LockUnavailableError as conflict:
                 if conflict.maybe_applied or attempt + 1 == ROUNDS:
                     raise
-                # Another transaction is at work on one of the keys.
+                # Another transaction writes to one of the locks.
                 yield Sleep(CONFLICT_PAUSE * (attempt + 1))
                 unclear = []
                 continue
@@ -181,26 +183,26 @@ class Attempting:
                     shown = replace(reply, output=reasons[claim.key])
                     seen[claim.key] = yield from self.requests.record_after(claim.key, shown, within)
                 continue
-            unclear, taken = list(claims), True
+            unclear, granted_before = list(claims), True
             seen = yield from self.confirming.records(claims, within)
             granted = yield from self.confirming.granted_all(writes, seen, within)
             if granted is not None:
                 return granted
         return _contended(claims[0])
 
-    def _first_take(self, claim: Claim) -> Take:
-        """Of a lock of which nothing is known: most are free."""
+    def _first_write(self, claim: Claim) -> GrantWrite:
+        """The write for a lock that was not read: most locks are free."""
         stamp = self.requests.stamp()
         turn = QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
-        return Take(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, turn))
+        return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, turn))
 
     def _consider(
         self, claim: Claim, seen: Seen | None, mine: Waiter | None, within: float | None
-    ) -> Operation[Take | Busy]:
-        """What to write next for a claim, or nothing, since the lock is busy.
+    ) -> Operation[GrantWrite | Busy]:
+        """The next write for a claim, or `Busy`. Reads the queue if it matters.
 
-        :param seen: the lock as an answer has just shown it; None if it is not known.
-        :param mine: where the caller stands in line.
+        :param seen: the lock as a response has just shown it; None if it was not read.
+        :param mine: the claim's entry in the queue; None for a newcomer.
         """
         if seen is not None and (seen[0] is None or seen[0].queue_head is None or not claim.fair):
             return (yield from self._choose(claim, *seen, None, within))
@@ -217,10 +219,10 @@ class Attempting:
         reply: Reply,
         view: View | None,
         within: float | None,
-    ) -> Operation[Take | Busy]:
-        """What to write for a claim, given the lock as an answer has just shown it; or nothing, since it is busy.
+    ) -> Operation[GrantWrite | Busy]:
+        """The write for a claim, given the lock as a response has just shown it; or `Busy`.
 
-        :param view: the line, if it matters.
+        :param view: the queue; None if it does not matter.
         """
         turn = view.turn if view is not None else QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
         ahead = view.ahead if view is not None and claim.fair else ()
@@ -228,7 +230,7 @@ class Attempting:
         if record is None and claim.only_existing:
             raise LockNotFoundError.of(claim.key)
         if record is None:
-            return Take(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, turn))
+            return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, turn))
         claim = with_pinned_capacity(claim, record)
         mine = record.holders.get(claim.lease_id)
         if mine is not None:
@@ -239,7 +241,7 @@ class Attempting:
                     f"The lease {claim.lease_id} of the lock {claim.key!r} has {mine.slots} of {record.capacity} "
                     f"slots already, not {claim.slots} of {claim.capacity}: use another lease id for another claim."
                 )
-            return Take(claim, stamp, self.requests.format.reacquire(claim, mine, stamp))
+            return GrantWrite(claim, stamp, self.requests.format.reacquire(claim, mine, stamp))
         earlier = [each for each in record.holders.values() if claim.supersedes(each) and not each.draining]
         if earlier:
             for holder in earlier:
@@ -253,7 +255,7 @@ class Attempting:
                 )
             if ahead:
                 return Busy(record, ahead)
-            return Take(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
+            return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
         dead = self.observer.see(record, reply)
         if not has_capacity(record, dead, claim.slots, claim.capacity):
             return Busy(record, ahead)
@@ -264,17 +266,19 @@ class Attempting:
         ):
             return Busy(record, ahead)
         if not record.holders:
-            return Take(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
+            return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
         has_room = record.capacity == claim.capacity and record.available >= claim.slots + leave
         clears = claim.kind is Kind.SHARED and dead
         if has_room and not clears:
-            return Take(claim, stamp, self.requests.format.acquire_slots(claim, stamp, record, turn, leave))
+            return GrantWrite(
+                claim, stamp, self.requests.format.acquire_slots(claim, stamp, record, turn, leave)
+            )
         victims = choose_dead(claim, record, dead, leave)
         if len(victims) > MAX_REMOVED and not has_room:
             return (yield from self._clear(claim, record, victims, view, within))
         victims = victims[:MAX_REMOVED]
         write = self.requests.format.reclaim(claim, record, victims, stamp, turn, leave)
-        return Take(claim, stamp, write, () if has_room else victims)
+        return GrantWrite(claim, stamp, write, () if has_room else victims)
 
     def _clear(
         self,
@@ -283,14 +287,14 @@ class Attempting:
         dead: Sequence[Holder],
         view: View | None,
         within: float | None,
-    ) -> Operation[Take | Busy]:
+    ) -> Operation[GrantWrite | Busy]:
         """Remove some of the dead holders, of whom there are too many for one write, and choose again."""
         some = dead[-MAX_REMOVED:]
         reply: Reply = yield with_timeout(
             self.requests.format.remove_dead(claim.key, some, self.requests.stamp()), within
         )
         if reply.refused:
-            # One of them lives, or somebody else removes them.
+            # One of them is alive, or another process removes them.
             return Busy(record)
         log.info("Removed %d dead holders of the lock %r.", len(some), claim.key)
         record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
@@ -302,7 +306,7 @@ def _contended(claim: Claim) -> Busy:
 
 
 def _maybe_applied(failure: BaseException) -> bool:
-    """Whether a write that ended like this may have taken effect: no answer came, or nobody waited for it."""
+    """Whether a write that failed like this may have been applied: it was not answered, or was cancelled."""
     if isinstance(failure, LockUnavailableError):
         return failure.maybe_applied
     return not isinstance(failure, (Exception, GeneratorExit))

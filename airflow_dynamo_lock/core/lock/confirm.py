@@ -1,4 +1,4 @@
-"""Confirm a grant: it counts when its time and its token have been compared with the server's (R3, R10)."""
+"""Confirm grants: a grant counts once its times and its token have been compared with the server's time (R3, R10)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from airflow_dynamo_lock.core.model.outcomes import (
 )
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 
-# By how much the time in a grant may be behind, or ahead of, the `Date` of the answer to it. That header has whole
-# seconds, and so has what a stamp is estimated from.
+# How far the time in a grant may be behind, or ahead of, the `Date` of its response, milliseconds. The header has whole
+# seconds, and so has the one from which the stamp was estimated.
 _BEHIND_MS = 2000
 _AHEAD_MS = 2000
-# How old the answer may be by which a grant is put right, milliseconds. It is the answer to the grant, as a rule.
+# Maximum age of the server time by which a grant is corrected, milliseconds.
 _FRESH_MS = 10_000
 
 
 @dataclass(frozen=True)
-class Take:
-    """A write that takes the lock.
+class GrantWrite:
+    """A write that grants a claim.
 
-    :ivar claim: with the capacity that the lock has.
-    :ivar stamp: what the write carries.
-    :ivar victims: the dead holders whose place it takes.
+    :ivar claim: the claim, with the capacity of the lock.
+    :ivar stamp: the stamp of the write.
+    :ivar victims: the dead holders that the write removes.
     """
 
     claim: Claim
@@ -43,19 +43,19 @@ class Take:
     victims: tuple[Holder, ...] = ()
 
 
-#: A lock, and the answer that has shown it.
+#: A lock, and the response that delivered it.
 Seen = tuple[LockRecord | None, Reply]
 
 
 @dataclass(frozen=True)
 class Confirming:
-    """Confirms grants, and corrects those that a wrong clock has stamped."""
+    """Confirms grants, and corrects those that were stamped by a wrong clock."""
 
     requests: Requests
     observer: Observer
 
     def records(self, claims: Sequence[Claim], within: float | None) -> Operation[dict[str, Seen]]:
-        """The locks as they are now, in one request if it is answered to the full."""
+        """The locks as they are now, by one request unless DynamoDB leaves some of them out."""
         seen: dict[str, Seen] = {}
         for request in self.requests.format.batch_get([each.key for each in claims], consistent=True):
             reply: Reply = yield with_timeout(request, within)
@@ -68,28 +68,29 @@ class Confirming:
         return seen
 
     def granted(
-        self,
-        write: Take,
-        record: LockRecord,
-        reply: Reply,
-        within: float | None,
+        self, write: GrantWrite, record: LockRecord, reply: Reply, within: float | None
     ) -> Operation[Granted | None]:
-        """What a write that took the lock has brought; None if it did not last until it could be relied on.
+        """The grant of a successful write, or None if the lease was lost before it was confirmed.
 
-        A process's first write has only the host's clock to stamp and to seed a token with, and a machine that was
-        paused an old estimate of the server's. Nobody is told of a grant before the `Date` of the answer has confirmed
-        what the record shows, or it has been put right: until then it does no harm if somebody takes the holder for
-        dead. If the answer has no `Date`, other processes may still get one: the times are removed, so that no process
-        compares them with its own `Date`, and the token counts as it is.
+        The first write of a process has only the host's clock for its stamp and its token, and a machine that was
+        suspended has an old estimate. So the caller receives no grant before the `Date` of the response has confirmed
+        the times in the record, or they were corrected. Until then it does no harm if others see the holder as dead. If
+        the response has no `Date`, those of other processes may have one: the times are removed, so that they are not
+        compared with a `Date`, and the token counts as it is.
+
+        :param record: the lock as the write left it.
+        :param reply: the response that delivered the record.
+        :param within: timeout of each request.
         """
         claim, stamp = write.claim, write.stamp
-        token, acquired_at_ms = record.token, record.holders[claim.lease_id].acquired_at_ms or stamp.best_ms
-        # Of a token that is far from where a good clock would have seeded it, nobody has been told.
-        seed_is_wrong = record.unverified and not _close(reply, token)
+        holder = record.holders[claim.lease_id]
+        token, acquired_at_ms = record.token, holder.acquired_at_ms or stamp.best_ms
+        # An unverified token that is far from the server's time was given to no caller, so it may be replaced.
+        token_is_wrong = record.unverified and not _close(reply, token)
+        time_is_wrong = not _close(reply, holder.renewed_at_ms)
         by_host = stamp.server_ms is None and reply.server_ms is None
-        undated = by_host and (record.unverified or record.holders[claim.lease_id].renewed_at_ms is not None)
-        time_is_wrong = not _close(reply, record.holders[claim.lease_id].renewed_at_ms)
-        if undated or seed_is_wrong or time_is_wrong:
+        undated = by_host and (record.unverified or holder.renewed_at_ms is not None)
+        if undated or token_is_wrong or time_is_wrong:
             stamp = yield from self.requests.fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), None)
             acquired_at_ms = stamp.best_ms
             if (
@@ -108,15 +109,18 @@ class Confirming:
             token,
             acquired_at_ms,
             stamp.at,
-            # Also of an earlier write of ours, whose answer was lost.
-            took_over=record.holders[claim.lease_id].took_over,
+            # As the record says, because an earlier write of the same claim may have taken over (R5).
+            took_over=holder.took_over,
             reclaimed=tuple(each for each in write.victims if not each.cooling_down),
         )
 
     def granted_all(
-        self, writes: Mapping[str, Take], seen: Mapping[str, Seen], within: float | None
+        self, writes: Mapping[str, GrantWrite], seen: Mapping[str, Seen], within: float | None
     ) -> Operation[tuple[Granted, ...] | None]:
-        """What a transaction that took the locks has brought; None if it did not last."""
+        """The grants of a committed transaction, or None if a lease was lost before it was confirmed.
+
+        :param seen: the locks after the transaction, which does not return them.
+        """
         granted = []
         for key, write in writes.items():
             record, reply = seen[key]
@@ -124,7 +128,7 @@ class Confirming:
             if record is None or claim.lease_id not in record.holders:
                 return None
             if claim.capacity > 1:
-                # Others may have been granted slots since, so it cannot be told whose token is there.
+                # Others may have been granted slots since, so the token in the record may be theirs.
                 stamp = self.requests.stamp()
                 again = self.requests.format.reacquire(claim, record.holders[claim.lease_id], stamp)
                 write = replace(write, stamp=stamp, request=again)
@@ -140,5 +144,5 @@ class Confirming:
 
 
 def _close(reply: Reply, time_ms: int | None) -> bool:
-    """Whether a time in the record is about that of the answer which shows it, or cannot be compared with it."""
+    """Whether a time in the record agrees with the `Date` of the response, or one of the two is missing."""
     return reply.server_ms is None or time_ms is None or -_AHEAD_MS <= reply.server_ms - time_ms <= _BEHIND_MS

@@ -1,4 +1,4 @@
-"""The operations on the locks of one table, as one process performs them."""
+"""All operations of one process on the locks of one table."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from airflow_dynamo_lock.core.table.format import Format
 
 @dataclass(frozen=True)
 class Operations:
-    """All of them. What holds: at no time do holders that still count on their lease (`Term`) have more slots than the
-    lock's capacity, if the clocks keep the bounds that `core.liveness` names. What does not hold: nothing can stop a
-    process that is paused between looking at its lease and writing to the resource; the fencing token is for that.
+    """All operations.
+
+    They guarantee that holders with a valid lease (`Term`) never have more slots together than the lock's capacity, as
+    long as clocks keep the bounds that `core.liveness` names. They cannot stop a process that is suspended between
+    checking its lease and writing to the resource: that is what the fencing token is for.
     """
 
     requests: Requests
@@ -36,10 +38,10 @@ class Operations:
     def of(
         cls, format: Format, stamp: Callable[[], Stamp], observer: Observer, queue: WaitQueue
     ) -> Operations:
-        """The operations of a process.
+        """The operations of one process.
 
-        :param observer: what the process has seen of holders.
-        :param queue: the queues, and the process's entries in them.
+        :param observer: remembers the holders that the process has seen.
+        :param queue: the queues, and the entries of the process.
         """
         requests = Requests(format, stamp)
         renewing = Renewing(requests)

@@ -1,4 +1,4 @@
-"""Keeps the queue entries of this process alive, and removes those that are left over (R3, docs/protocol.md).
+"""Presence: proves that the waiters of this process are alive, and removes their leftover queue entries (R3).
 
 A waiter counts as alive while its entry is fresh, and after that while its process renews a lease of its own: one write
 every few seconds, however many waiters the process has.
@@ -76,10 +76,10 @@ class Presence:
                 log.debug("The lease %s expires by itself: %s", process, failure)
 
     def _remove_leftovers(self, now: float) -> Operation[None]:
-        for spot, leftover in list(self.queue.leftovers.items()):
-            if now < leftover.due or self.queue.leftovers.get(spot) is not leftover:
+        for entry, leftover in list(self.queue.leftovers.items()):
+            if now < leftover.due or self.queue.leftovers.get(entry) is not leftover:
                 continue
-            key, place = spot
+            key, place = entry
             try:
                 if leftover.resumable:
                     yield self.queue.format.hand_over_entry(
@@ -94,7 +94,7 @@ class Presence:
                     return
                 log.debug("Could not remove a queue entry of the lock %r: %s", key, failure)
             if now >= min(leftover.until, leftover.given_up):
-                if self.queue.leftovers.get(spot) is leftover:
-                    del self.queue.leftovers[spot]
+                if self.queue.leftovers.get(entry) is leftover:
+                    del self.queue.leftovers[entry]
             else:
                 leftover.due = min(leftover.until, now + _LATE_PAUSE)

@@ -1,4 +1,4 @@
-"""How operations send requests: reads, writes that a conflict delays, stamps by a fresh server time."""
+"""How operations send requests: reads, writes that are repeated after a conflict, stamps with a recent server time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from airflow_dynamo_lock.core.model.errors import (
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.format import Format
 
-#: How often a write that is refused, but sees a reason to in the refusal, is tried again.
+#: Maximum number of attempts of a write that may succeed after a refusal.
 ROUNDS = 8
-#: Seconds to wait for another transaction on the same records, the first time.
+#: First pause while another transaction writes to the same records, in seconds.
 CONFLICT_PAUSE = 0.05
 
 
@@ -31,14 +31,14 @@ class Requests:
     """The requests of one process on one table.
 
     :ivar format: builds the requests and reads the items.
-    :ivar stamp: makes the stamp of a write attempt, a new one for each.
+    :ivar stamp: makes a new stamp for each write attempt.
     """
 
     format: Format
     stamp: Callable[[], Stamp]
 
     def get(self, key: str) -> Operation[LockRecord | None]:
-        """The lock as it is now, None if it has never been used or is long forgotten."""
+        """The lock as it is now; None if it has no record."""
         reply: Reply = yield self.format.get(key)
         item = reply.output.get("Item")
         return self.format.record(item, reply.server_ms) if item else None
@@ -46,7 +46,7 @@ class Requests:
     def record_after(
         self, key: str, reply: Reply, within: float | None
     ) -> Operation[tuple[LockRecord | None, Reply]]:
-        """The lock as the refusal showed it, or, where the engine does not show it, as a read finds it (rule R2)."""
+        """The lock as the refused write returned it (R2). If DynamoDB did not return it, read the lock."""
         item = reply.output.get("Item")
         if not item:
             reply = yield with_timeout(self.format.get(key), within)
@@ -54,7 +54,7 @@ class Requests:
         return (self.format.record(item, reply.server_ms) if item else None), reply
 
     def write(self, write: Callable[[Stamp], Request]) -> Operation[Reply]:
-        """Send a write, and again with a fresh stamp where a transaction on the record was in its way."""
+        """Send a write, and repeat it with a new stamp while a transaction on the record is in progress."""
         for attempt in range(1, ROUNDS):
             try:
                 reply: Reply = yield write(self.stamp())
@@ -67,24 +67,24 @@ class Requests:
         return reply
 
     def fresh_stamp(self, key: str, most_ms: int, until: float | None) -> Operation[Stamp]:
-        """A stamp by a server time that is not too old. If it is, as after a night's sleep of the machine, ask first:
-        the host's clock may have drifted by a tenth of the time since, and an early stamp makes a living holder look
-        dead.
+        """A stamp with a recent server time. If the estimate is too old, as after the machine was suspended, read the
+        lock first: the host's clock may have drifted, and an early stamp makes a live holder look dead.
 
-        :param most_ms: how old it may be. A holder does without a tenth of its lease, so it may be as old as a lease.
-        :raises LockUnavailableError: the answers came without a ``Date``, or took longer than that.
+        :param most_ms: maximum age of the estimate, milliseconds. The length of the lease is safe, because a holder
+            does not use the last tenth of it (`limits.MARGIN`), and clocks drift by no more than that.
+        :raises LockUnavailableError: the responses had no ``Date``, or took longer than `most_ms`.
         """
         for _ in range(ROUNDS):
             if (stamp := self.stamp()).is_fresh(most_ms):
                 return stamp
             yield with_timeout(self.format.get(key), time_left(until, stamp.at))
         raise LockUnavailableError(
-            f"The server's time is needed to write to the lock {key!r}, but {ROUNDS} answers did not tell it within "
-            f"{most_ms / 1000:g} s: see whether a proxy removes the header Date, or take a longer lease.",
+            f"The server's time is needed to write to the lock {key!r}, but none of {ROUNDS} responses had it within "
+            f"{most_ms / 1000:g} s: check whether a proxy removes the header Date, or choose a longer lease.",
             maybe_applied=False,
         )
 
 
 def time_left(until: float | None, now: float) -> float | None:
-    """The seconds until then, for a request."""
+    """Seconds until that time, as the timeout of a request; None for no limit."""
     return None if until is None else max(0.0, until - now)

@@ -1,4 +1,4 @@
-"""Checks of arguments before anything is sent. Each rule is one function with one error sentence."""
+"""Checks of arguments, before any request is sent. Each function checks one kind of argument and has one error."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ from airflow_dynamo_lock.core.model.text import shown
 Seconds = float | int | timedelta
 
 
-# A lock may be kept for that long after its release: no longer than its record.
+# These times end with the record at the latest.
 _LONGEST = dict.fromkeys(("release_grace", "min_hold"), RETENTION)
 
 
 def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
-    """A duration in seconds, from a number or a timedelta: finite, and more than zero unless `zero` allows that."""
+    """A duration in seconds from a number or a timedelta.
+
+    :param zero: zero is allowed.
+    :raises LockValueError: it is not a finite number, negative, or too long.
+    """
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -47,8 +51,8 @@ def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
 
 
 def checked_lease(name: str, value: Seconds, slots: int, capacity: int) -> float:
-    """The length of a lease, in seconds. A lease beside other holders lasts at most `RETENTION`: each holder sets the
-    time at which DynamoDB may delete the record, without knowing the leases of the others."""
+    """The length of a lease in seconds. With other holders it is at most `RETENTION`: each holder sets the time at
+    which DynamoDB may delete the record, without knowing the leases of the others."""
     lease = seconds(name, value)
     if slots < capacity and lease > RETENTION:
         raise LockValueError(
@@ -59,7 +63,7 @@ def checked_lease(name: str, value: Seconds, slots: int, capacity: int) -> float
 
 
 def checked_clock_skew(value: Seconds) -> float:
-    """By how much DynamoDB's servers may disagree about the time, and `MIN_CLOCK_SKEW`; in seconds."""
+    """`max_clock_skew` in seconds: at least `MIN_CLOCK_SKEW`."""
     skew = seconds("max_clock_skew", value, zero=True)
     if skew < MIN_CLOCK_SKEW:
         raise LockValueError(
@@ -70,7 +74,7 @@ def checked_clock_skew(value: Seconds) -> float:
 
 
 def checked_key(key: str) -> str:
-    """A key that DynamoDB can store: text, not empty, at most 2,048 bytes."""
+    """The name of a lock: text that is not empty and has at most 2,048 bytes."""
     if not isinstance(key, str):
         raise LockValueError(f"A lock's key must be text, not {shown(key)}.")
     if not key:
@@ -83,13 +87,14 @@ def checked_key(key: str) -> str:
         )
     if key.startswith(WAITING_PREFIX):
         raise LockValueError(
-            f"A lock's key must not begin with {WAITING_PREFIX!r}, as {shown(key)} does: those who wait use such keys."
+            f"A lock's key must not begin with {WAITING_PREFIX!r}, as {shown(key)} does: waiting processes use such "
+            "keys."
         )
     return key
 
 
 def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Keys of locks to be taken together: each one good, none twice, and no more than a transaction takes."""
+    """The keys of locks to acquire together: each valid and given once, at most 100."""
     if isinstance(keys, str) or not isinstance(keys, (list, tuple)) or not keys:
         raise LockValueError(f"A lock needs a key, text or a list of texts, not {shown(keys)}.")
     for key in keys:
@@ -99,13 +104,13 @@ def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
         raise LockValueError(f"The lock keys name {shown(twice)} twice: name each key once.")
     if len(keys) > MAX_KEYS:
         raise LockValueError(
-            f"{len(keys)} locks cannot be taken together: a transaction of DynamoDB takes at most {MAX_KEYS}."
+            f"{len(keys)} locks cannot be acquired together: a transaction of DynamoDB has at most {MAX_KEYS} writes."
         )
     return tuple(keys)
 
 
 def checked_id(name: str, text: str) -> str:
-    """The id of a lease or of a process: text, not empty, at most 1,024 bytes."""
+    """The id of a lease or a process: text that is not empty and has at most 1,024 bytes."""
     size = len(checked_text(name, text).encode())
     if not 0 < size <= MAX_ID_BYTES:
         raise LockValueError(f"{name} has 1 to {MAX_ID_BYTES} bytes, and {shown(text)} has {size}.")
@@ -113,7 +118,7 @@ def checked_id(name: str, text: str) -> str:
 
 
 def checked_table(name: str) -> str:
-    """A table's name as DynamoDB allows it, or its ARN."""
+    """The name of a table as DynamoDB allows it, or its ARN."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{3,255}|arn:[!-~]+", name, re.ASCII):
         raise LockValueError(
             f"{shown(name)} cannot be the name of the lock table: that has 3 to 255 letters, digits, '_', '-' or '.'."
@@ -135,7 +140,7 @@ def checked_text(name: str, text: str) -> str:
 
 
 def checked_slots(slots: int, capacity: int) -> None:
-    """Slots and capacity are whole numbers, and the slots asked for could ever be free."""
+    """Return if slots and capacity are whole numbers, and the lock has at least that many slots."""
     for name, value in (("slots", slots), ("capacity", capacity)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SLOTS:
             raise LockValueError(
@@ -146,11 +151,7 @@ def checked_slots(slots: int, capacity: int) -> None:
 
 
 def checked_mode(mode: str, slots: int, capacity: int) -> tuple[int, int]:
-    """What a claim in that mode takes: slots, and capacity of the lock.
-
-    Who shares takes one slot of a lock that has more than anybody could count; who excludes takes all there is, one of
-    one, or has a semaphore's slots for himself.
-    """
+    """Slots and capacity of a claim in a mode. A shared claim takes one slot of `SHARED`."""
     if mode not in ("shared", "exclusive"):
         raise LockValueError(f"mode must be 'shared' or 'exclusive', not {shown(mode)}.")
     checked_slots(slots, capacity)
@@ -165,7 +166,7 @@ def checked_mode(mode: str, slots: int, capacity: int) -> tuple[int, int]:
 
 
 def checked_priority(priority: int) -> int:
-    """How urgent a waiter is: a whole number; 0 is what is usual, and larger is sooner."""
+    """A priority: a whole number from -999 to 999."""
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
         raise LockValueError(
             f"priority must be a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}, not {shown(priority)}."
@@ -174,22 +175,22 @@ def checked_priority(priority: int) -> int:
 
 
 def checked_flag(name: str, value: bool) -> bool:
-    """True or False, and nothing that only looks like it."""
+    """True or False; no other value that Python counts as such."""
     if not isinstance(value, bool):
         raise LockValueError(f"{name} must be True or False, not {shown(value)}.")
     return value
 
 
 def checked_map(name: str, value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A map, or nothing."""
+    """A map, or None."""
     if value is not None and not isinstance(value, Mapping):
-        # Not what it is: that may be a secret (rule R12).
+        # Without the value: it may be a secret (R12).
         raise LockValueError(f"{name} must be a map, not of type {type(value).__name__}.")
     return value
 
 
 def checked_whole(name: str, value: int, least: int | None) -> int:
-    """A whole number; with a `least`, one of milliseconds, from there to the end of all times."""
+    """A whole number; with a `least`, from there to `LAST_MS`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise LockValueError(f"{name} must be a whole number, not {shown(value)}.")
     if least is not None and not least <= value <= LAST_MS:
@@ -198,17 +199,17 @@ def checked_whole(name: str, value: int, least: int | None) -> int:
 
 
 def checked_heartbeat(heartbeat: float, lease: float) -> float:
-    """A lease must outlive one lost heartbeat, so it lasts at least two intervals."""
+    """The interval of heartbeats in seconds: at most half a lease, so that the lease survives one lost heartbeat."""
     if lease < 2 * heartbeat:
         raise LockValueError(
             f"A lease of {lease:g} s is shorter than two heartbeats of {heartbeat:g} s: "
-            "lengthen the lease or beat more often, else one lost heartbeat loses the lock."
+            "choose a longer lease or a shorter interval, because one lost heartbeat would lose the lock."
         )
     return heartbeat
 
 
 def checked_safe_time(safe: float, lease: float) -> float:
-    """Right after a heartbeat, more time must be left than that, or the lease is always in danger."""
+    """`safe_time` in seconds: less than what remains right after a heartbeat, or the lease is always in danger."""
     longest = lease * (1 - MARGIN)
     if safe >= longest:
         raise LockValueError(

@@ -1,1 +1,1 @@
-"""How waiters notice a change: poller, stream, admission."""
+"""How waiters notice that a lock has become free: poller, stream, admission window."""

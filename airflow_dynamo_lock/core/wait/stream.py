@@ -1,12 +1,11 @@
-"""Quick hand-over: the table's stream, where there is one, says which locks have changed (rule R11).
+"""Fast hand-over: read from the table's stream which locks have changed (R11).
 
-Each process has at most one `StreamReader` per table. It looks at no lock: it tells the `Poller` which keys have
-changed, and up to when it knows of all changes. The poller reads those keys, and few others for as long as it hears so.
-Whenever the reader does not come to that (no stream, no permission, throttling, an error in here), the poller hears
-nothing, and polls as it does without a stream.
+Each process has at most one `StreamReader` per table. It reports to the `Poller` which keys have changed, and the time
+up to which all changes are reported. While these reports arrive, the poller reads the changed keys and few others. When
+they stop (no stream, no permission, throttling, an error), the poller reads as it does without a stream.
 
-Whatever becomes of the stream, the answer is the same: start anew, at its end, and have all keys read that somebody
-waits for. Then nothing is missed, so there is no need to tell a shard that was split from an iterator that expired.
+Every failure has the same remedy: start again at the end of the stream, and have the poller read all keys. So nothing
+is missed, and a split shard needs no other treatment than an expired iterator.
 """
 
 from __future__ import annotations
@@ -23,27 +22,26 @@ from airflow_dynamo_lock.core.table.schema import describe, stream_arn
 from airflow_dynamo_lock.core.wait.poller import Poller
 from airflow_dynamo_lock.log import log
 
-#: The actions of DynamoDB Streams, which has an endpoint, and an SDK client, of its own.
+#: The actions of DynamoDB Streams, which has its own endpoint and SDK client.
 STREAM_ACTIONS = frozenset({"DescribeStream", "GetShardIterator", "GetRecords"})
 
-# Seconds between two reads of a shard, and what that may grow to while AWS throttles them. All readers of a shard share
-# five reads a second.
+# Seconds between two reads of a shard, and the upper limit while AWS throttles them. All readers of a shard share five
+# reads per second.
 _PACE = 0.2
 _SLOWEST = 5.0
-# Seconds until the next try, after something that does not mend itself, such as a missing permission.
+# Seconds until the next attempt after a lasting failure, such as a missing permission.
 _RETRY = 60.0
-# Every so many seconds: is it still the table's stream?
+# Seconds between two checks that the stream is still the table's.
 _CHECK = 60.0
-# After so many seconds without a read (nobody waited, or none succeeded) the end of the stream is nearer than the place
-# where reading stopped.
+# Restart at the end of the stream after this many seconds without a successful read.
 _KEPT = 60.0
-# An answer ends after 1,000 records, or before the one that would not fit into 1 MB with the others. That one may have
-# two images of an item of 400 KB.
+# A response ends after 1,000 records, or before the record that would exceed 1 MB. That record may have two images of
+# an item of 400 KB, so a response of more than 200 KB may be cut off.
 _MOST_RECORDS, _MOST_BYTES = 1000, 200_000
 
 
 class StreamGoneError(LockError):
-    """What was being read is not there any more: a shard was closed, or an iterator has expired."""
+    """A shard was closed, or an iterator has expired."""
 
 
 class NoStreamError(LockTableError):
@@ -52,12 +50,12 @@ class NoStreamError(LockTableError):
 
 @dataclass
 class StreamReader:
-    """Follows the stream of one table for one process. The driver guards the watch against concurrent use."""
+    """Follows the stream of one table for one process. The driver guards the poller against concurrent use."""
 
-    watch: Poller
+    poller: Poller
     table: str
     _arn: str | None = field(default=None, init=False)
-    # Each open shard's id, and where to read on in it; empty if it has to start anew.
+    # The next iterator of each open shard; empty if reading has to start again.
     _iterators: dict[str, str] = field(default_factory=dict, init=False)
     _pace: float = field(default=_PACE, init=False)
     _read_at: float = field(default=-math.inf, init=False)
@@ -65,34 +63,34 @@ class StreamReader:
     _warned: bool = field(default=False, init=False)
 
     def follow(self) -> Operation[None]:
-        """Callback the watch of changes, for as long as anybody waits. Ends in no error."""
+        """Report changes to the poller while it has waiters. Never raises."""
         pause = 0.0
-        while self.watch:
-            now = yield Sleep(self.watch.stretched(pause))
-            if not self.watch:
+        while self.poller:
+            now = yield Sleep(self.poller.stretched(pause))
+            if not self.poller:
                 return
             try:
                 yield from self._catch_up(now)
             except (LockUnavailableError, StreamGoneError) as failure:
-                # Throttled, say, by all who read it together: each has to read less often.
+                # All readers together may be throttled, so each reads less often.
                 pause = self._pace = min(self._pace * 2, _SLOWEST)
                 if isinstance(failure, StreamGoneError):
-                    self._start_anew()
+                    self._restart()
                 if pause == _SLOWEST:
                     self._warn(failure)
-            except Exception as failure:  # also one that nobody has thought of: polling needs none of this
-                self._start_anew()
+            except Exception as failure:  # also an unexpected one: polling works without the stream
+                self._restart()
                 self._warn(failure)
                 pause = _RETRY
             else:
                 pause = self._pace = max(self._pace * 0.7, _PACE)
-                if self._warned and pause == _PACE:  # and not at every success among failures
+                if self._warned and pause == _PACE:  # not after every success among failures
                     log.info("The stream of the lock table %r can be read again.", self.table)
                     self._warned = False
 
     def _catch_up(self, now: float) -> Operation[None]:
         if now - self._read_at > _KEPT:
-            self._start_anew()
+            self._restart()
         if now - self._checked_at > _CHECK:
             yield from self._check(now)
         if not self._iterators:
@@ -103,28 +101,28 @@ class StreamReader:
             asked_at = min(asked_at, reply.sent_at)
             records = reply.output["Records"]
             whole = whole and not _may_be_cut_off(records)
-            self.watch.changed(filter(None, map(_locked, records)))
+            self.poller.changed(filter(None, map(_locked, records)))
             if not reply.output.get("NextShardIterator"):
                 raise StreamGoneError(f"The shard {shard} was closed.")
             self._iterators[shard] = reply.output["NextShardIterator"]
         self._read_at = asked_at
         if whole:
-            self.watch.confirmed(asked_at)
+            self.poller.confirmed(asked_at)
 
     def _check(self, now: float) -> Operation[None]:
-        """A disabled stream can be read for a day. So ask whether it is still the one that is written to."""
+        """Check which stream the table writes to: a disabled stream can still be read for a day."""
         arn = stream_arn((yield from describe(self.table)))
         if arn is None:
             raise NoStreamError(f"The lock table {self.table!r} has no stream, or it is disabled.")
         if arn != self._arn:
-            self._start_anew()
+            self._restart()
         self._arn, self._checked_at = arn, now
 
     def _open(self) -> Operation[None]:
-        """Take up the end of each open shard."""
+        """Get an iterator for the end of each open shard."""
         shards = yield from self._shards()
-        # While a shard is split, it may be shown as closed, and its children not at all. What is written to them would
-        # be missed.
+        # While a shard is split, it may be listed as closed before its children are listed. Changes in the children
+        # would be missed.
         parents = {shard.get("ParentShardId") for shard in shards}
         open_ones = [shard["ShardId"] for shard in shards if not _is_closed(shard)]
         if not open_ones or any(_is_closed(shard) and shard["ShardId"] not in parents for shard in shards):
@@ -136,7 +134,7 @@ class StreamReader:
             iterators[shard_id] = reply.output["ShardIterator"]
             self._read_at = reply.sent_at
         self._iterators = iterators
-        self.watch.changed()  # perhaps all of them have, before these places
+        self.poller.changed()  # any lock may have changed before these iterators
 
     def _shards(self) -> Operation[list[Mapping[str, Any]]]:
         params: dict[str, Any] = {"StreamArn": self._arn}
@@ -149,10 +147,10 @@ class StreamReader:
                 return shards
             params["ExclusiveStartShardId"] = stream["LastEvaluatedShardId"]
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self._iterators = {}
         self._checked_at = -math.inf
-        self.watch.confirmed(None)
+        self.poller.confirmed(None)
 
     def _warn(self, failure: Exception) -> None:
         level = log.debug if self._warned else log.warning
@@ -165,13 +163,13 @@ def _is_closed(shard: Mapping[str, Any]) -> bool:
 
 
 def _may_be_cut_off(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there may have been more to tell than fits into one answer."""
+    """Whether there may be more records than one response holds."""
     size = sum(each["dynamodb"].get("SizeBytes", 0) for each in records)
     return len(records) >= _MOST_RECORDS or size > _MOST_BYTES
 
 
 def _locked(record: Mapping[str, Any]) -> str | None:
-    """The lock whose record has changed; None if it was some other entry."""
+    """The lock whose record has changed; None if another item has changed."""
     keys = record["dynamodb"]["Keys"]
     if keys.get(SORT_KEY) != {"S": LOCK_ENTRY}:
         return None

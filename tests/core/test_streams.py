@@ -16,7 +16,7 @@ from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.wait import stream as streams
 from airflow_dynamo_lock.core.wait.poller import WaiterHandle
 from airflow_dynamo_lock.core.wait.stream import StreamGoneError, StreamReader
-from tests.protocol.test_watch import a_watch
+from tests.core.test_poller import a_watch
 
 TABLE = "locks"
 ARN = f"arn:aws:dynamodb:eu-central-1:111122223333:table/{TABLE}/stream/1"

@@ -10,7 +10,7 @@ from airflow_dynamo_lock.core.model.errors import CapacityMismatchError, LockUna
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, CapacitySet, Granted, Released
 from airflow_dynamo_lock.core.model.record import LockRecord
-from tests.protocol.test_line import waiting, woken
+from tests.core.test_queue import waiting, woken
 from tests.simulation import KEY, LOST, Host, World, a_lease
 
 
@@ -170,7 +170,9 @@ def test_a_capacity_is_taken_back_when_nobody_counts_on_it(world: World) -> None
     holder.take(capacity=5)
     waits = waiting(waiter, capacity=5)
 
-    with pytest.raises(CapacityMismatchError, match=r"taken back when nobody holds it.*Locked by holder"):
+    with pytest.raises(
+        CapacityMismatchError, match=r"cannot be unset while the lock is held.*Locked by holder"
+    ):
         set_capacity(operator, None)
 
     assert woken(waits) is None, "it waits on"

@@ -23,7 +23,7 @@ from airflow_dynamo_lock.core.model.errors import (
 from airflow_dynamo_lock.core.model.lease import Term
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Released, Renewed
-from tests.protocol.test_line import waiting, woken
+from tests.core.test_queue import waiting, woken
 from tests.simulation import KEY, TABLE, Host, World, a_lease
 
 #: DynamoDB's limit for the text of an expression, in bytes.

@@ -187,9 +187,9 @@ def test_a_lock_is_read_in_each_poll_unless_all_who_wait_for_it_here_are_far_fro
 def test_those_behind_leave_what_is_free_to_the_first_for_a_few_polls_only() -> None:
     watch = a_watch(lambda: 0.0)
     free, taken = a_queue(FIRST, 1), a_queue(FIRST)
-    assert [watch._is_patient("k", taken, 0) for _ in range(5)] == [True] * 5
-    assert [watch._is_patient("k", free, 1) for _ in range(5)] == [True, True, False, True, False]
-    assert watch._is_patient("k", a_queue(THIRD, 1), 1), "somebody has taken a slot"
+    assert [watch._leaves_to_first("k", taken, 0) for _ in range(5)] == [True] * 5
+    assert [watch._leaves_to_first("k", free, 1) for _ in range(5)] == [True, True, False, True, False]
+    assert watch._leaves_to_first("k", a_queue(THIRD, 1), 1), "somebody has taken a slot"
 
 
 def test_a_ticket_is_for_one_place_in_one_queue() -> None:
@@ -267,7 +267,7 @@ def test_what_is_known_of_a_lock_is_forgotten_with_its_last_waiter() -> None:
     assert "k" in watch._rounds
     assert watch._due == {}, "without a stream, each poll reads it anyway"
     watch.remove(two)
-    assert not any((watch._rounds, watch._pause, watch._drawn, watch._behind, watch._unused))
+    assert not any((watch._rounds, watch._pause, watch._tickets, watch._behind, watch._unused))
 
 
 # -- what it reads --------------------------------------------------------------------------------------------------
@@ -566,7 +566,7 @@ def stand(
 
 def see(watch: Poller, polls: int, *, tickets: int) -> None:
     for _ in range(polls):
-        list(watch._tell_places("k", LockRecord("k", 1, 0, {}, token=1, last_ticket=tickets)))
+        list(watch._report_changes("k", LockRecord("k", 1, 0, {}, token=1, last_ticket=tickets)))
 
 
 def seconds_of_polls(poll: Poll, seconds: int, *keys: str) -> None:

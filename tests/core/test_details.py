@@ -37,8 +37,8 @@ from airflow_dynamo_lock.core.table.grant_writes import MAX_REMOVED
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.table.position import head_after, place_of, ticket_of
-from tests.protocol.test_line import owners, run_a_while, waiting, woken
-from tests.protocol.test_sets import claims, leases, take_all, waiting_for
+from tests.core.test_queue import owners, run_a_while, waiting, woken
+from tests.core.test_sets import claims, leases, take_all, waiting_for
 from tests.simulation import CONFLICT, KEY, LOST, LOST_THEN_RETRIED, TABLE, Host, World, a_holder, a_lease
 
 #: Twelve o'clock on the first day of 1970, milliseconds.
@@ -140,7 +140,7 @@ def test_an_operation_that_learns_no_time_says_how_old_one_may_be(world: World) 
     world.now += 31.0
     world.dates = False  # from now on a proxy removes them
 
-    with pytest.raises(LockUnavailableError, match=r"did not tell it within 30 s"):
+    with pytest.raises(LockUnavailableError, match=r"had it within 30 s"):
         host.beat()
 
 
