@@ -193,7 +193,7 @@ def test_a_process_that_queues_again_shows_again_that_it_lives(
             client.release(held)
             client.release(waiting.result(PATIENCE))
             for thread in threading.enumerate():
-                if thread.name == "dynamo-lock places":
+                if thread.name == "dynamo-lock queue entries":
                     thread.join(PATIENCE)
             assert len(tended) == times
 
