@@ -385,36 +385,27 @@ class _Poller:
         sleep: Callable[[float, float], None] | None,
         on_broken: Callable[[Exception], None],
     ) -> None:
-        if name not in self._running:
-            self._running.add(name)
-            threading.Thread(
-                target=self._work,
-                args=(name, operation, sleep, on_broken),
-                name=f"dynamo-lock {name}",
-                daemon=True,
-            ).start()
+        if name in self._running:
+            return
+        self._running.add(name)
 
-    def _work(
-        self,
-        name: str,
-        operation: Callable[[], Operation[None]],
-        sleep: Callable[[float, float], None] | None,
-        on_broken: Callable[[Exception], None],
-    ) -> None:
-        while True:
-            broken: Exception | None = None
-            try:
-                self._client._run(operation(), sleep, self._lock)
-            except Exception as failure:
-                log.exception("The %s ended.", name)
-                broken = failure
-            with self._lock:
-                if broken is None and self._poller:
-                    continue  # a waiter was added after the operation had ended
-                self._running.discard(name)
-                if broken is not None:
-                    on_broken(broken)
-                return
+        def work() -> None:
+            while True:
+                broken: Exception | None = None
+                try:
+                    self._client._run(operation(), sleep, self._lock)
+                except Exception as failure:
+                    log.exception("The %s ended.", name)
+                    broken = failure
+                with self._lock:
+                    if broken is None and self._poller:
+                        continue  # a waiter was added after the operation had ended
+                    self._running.discard(name)
+                    if broken is not None:
+                        on_broken(broken)
+                    return
+
+        threading.Thread(target=work, name=f"dynamo-lock {name}", daemon=True).start()
 
 
 class _Waiter:

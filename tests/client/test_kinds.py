@@ -326,7 +326,7 @@ def test_bad_input_is_refused_before_anything_is_sent(
     ("keys", "says"),
     [
         (["a", "b", "a"], "name 'a' twice"),
-        ([f"k{number}" for number in range(101)], "101 locks cannot be taken together.*at most 100"),
+        ([f"k{number}" for number in range(101)], "101 locks cannot be acquired together.*at most 100"),
         ([], "needs a key, text or a list of texts, not"),
         (["a", ""], "must not be empty"),
         (["a", 5], "must be text, not 5"),

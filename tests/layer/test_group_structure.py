@@ -167,7 +167,10 @@ def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
         ({"key": 5}, "needs a key"),
         ({"key": ["a", "a"]}, "name 'a' twice"),
         ({"key": "k" * 2049}, "has 2049 bytes"),
-        ({"key": [f"k{number}" for number in range(101)]}, "101 locks cannot be taken together.*at most 100"),
+        (
+            {"key": [f"k{number}" for number in range(101)]},
+            "101 locks cannot be acquired together.*at most 100",
+        ),
         ({"key": "k", "lease": 0}, "lease must be a finite time, more than zero"),
         ({"key": "k", "lease": float("nan")}, "lease must be a finite time"),
         ({"key": "k", "lease": 60, "heartbeat": 40}, "shorter than two heartbeats"),

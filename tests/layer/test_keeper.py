@@ -118,7 +118,7 @@ class Looking:
         self.watched: set[str] = set()
         self.watches_two = asyncio.Event()
 
-    async def keep(self, held: LeaseSet, *, interval: float) -> None:
+    async def keep_for_processes(self, held: LeaseSet, *, interval: float) -> None:
         await asyncio.Event().wait()
 
     async def until_gone(self, lease: Lease) -> None:
