@@ -61,23 +61,23 @@ matrix: .venv/.demo
 
 MINUTES ?= 10
 soak: .venv/.dev
-	@.venv/bin/python -m tests.histories $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) \
+	@.venv/bin/python -m proof.simulator $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) \
 		$(if $(REPORT),--report $(REPORT))
 
 chaos-airflow: .venv/.dev
-	@.venv/bin/python -m tests.airflow.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	@.venv/bin/python -m proof.airflow.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		$(if $(DEPLOYMENTS),--deployments $(DEPLOYMENTS)) $(if $(REPORT),--report $(REPORT))
 
 chaos: .venv/.dev
-	@.venv/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
+	@.venv/bin/python -m proof.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
 
 FIGURES = .cache/figures
 figures: .venv/.dev
 	@mkdir -p $(FIGURES)
-	.venv/bin/python -m tests.histories --histories 100000 --first 1 --report $(FIGURES)/histories.json
-	.venv/bin/python -m tests.chaos --minutes $(MINUTES) --report $(FIGURES)/chaos.json
-	.venv/bin/python -m tests.airflow.chaos --minutes $(MINUTES) --deployments 2 --report $(FIGURES)/chaos-airflow.json
-	.venv/bin/python -m tests.figures
+	.venv/bin/python -m proof.simulator --histories 100000 --first 1 --report $(FIGURES)/histories.json
+	.venv/bin/python -m proof.chaos --minutes $(MINUTES) --report $(FIGURES)/chaos.json
+	.venv/bin/python -m proof.airflow.chaos --minutes $(MINUTES) --deployments 2 --report $(FIGURES)/chaos-airflow.json
+	.venv/bin/python -m proof.figures
 
 bench: .venv/.dev
 	@.venv/bin/python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(ENGINE),--engine $(ENGINE))

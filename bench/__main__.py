@@ -59,7 +59,7 @@ def main() -> int:
 
 def _measured(part: str, engine_name: str) -> dict[str, Any]:
     from bench.contestants import FLOOR, OURS, OURS_WITH_STREAMS, RIVALS, create_tables
-    from tests.engines import DynamoDBLocal, MotoServer
+    from deployments.engines import DynamoDBLocal, MotoServer
 
     print(f"{part}, on {engine_name} …", flush=True)
     began = time.monotonic()

@@ -25,7 +25,7 @@ import boto3
 
 from airflow_dynamo_lock import sdk_config
 from bench.contestants import ENVIRONMENT
-from tests.client.proxy import Proxy, Rule, Seen
+from deployments.proxy import Proxy, Rule, Seen
 
 
 @dataclass

@@ -10,8 +10,8 @@ from statistics import median
 from typing import Self
 
 from demo import ledger
-from demo.airflow_client import Run, TaskInstance
 from demo.ledger import Section
+from deployments.airflow_client import Run, TaskInstance
 
 LOCK_TASKS = ("lock.acquire", "lock.heartbeat", "lock.release")
 

@@ -12,9 +12,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from demo.deployment import Deployment
 from demo.ledger import Section
 from demo.outcome import Outcome, Turn
+from deployments.deployment import Deployment
 
 Bar = list[tuple[str, str]]  # its cells: a glyph and its style
 

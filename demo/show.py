@@ -19,12 +19,13 @@ from rich.live import Live
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.airflow.versions import STARTS_IN_TRIGGERER
 from airflow_dynamo_lock.embedded import EmbeddedDynamoDB
-from demo import ledger, processes
-from demo.airflow_client import FINISHED, AirflowError
-from demo.deployment import Deployment, running
+from demo import ledger
 from demo.outcome import Outcome, outcome
 from demo.picture import write_page
 from demo.screen import Board, failures, report
+from deployments import processes
+from deployments.airflow_client import FINISHED, AirflowError
+from deployments.deployment import Deployment, running
 
 DAG = "warehouse"
 DAGS = Path(__file__).parent / "dags"

@@ -155,7 +155,7 @@ def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> st
         if mutant is not None:
             Path(folder, mutant.path.relative_to(ROOT)).write_text(mutant.source())
         play = (
-            "from tests.histories.many import play_some\n"
+            "from proof.simulator.many import play_some\n"
             f"print(next((s for s in range({histories}) if play_some([s])[0].violations), ''))"
         )
         pytest = ["-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m", "not proof", *tests]

@@ -19,7 +19,7 @@ import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
-from tests.engines import DynamoDBLocal, Engine, MotoServer
+from deployments.engines import DynamoDBLocal, Engine, MotoServer
 
 # Before anything is imported that reads them, and for child processes too. Engines take any credentials.
 for _name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -59,17 +59,17 @@ def dynamodb_local() -> Iterator[Engine]:
 ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/chaos/")
 #: Files with long tests that share nothing: any worker runs any of the tests.
 APART = (
-    "tests/histories/",
+    "tests/simulator/",
     "tests/cli/test_run.py",
     "tests/client/test_heartbeats.py",
     "tests/layer/test_guard.py",
 )
 #: Tests on DynamoDB Local: one worker runs them, so that it is started once.
-LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/histories/test_dynamodb.py")
+LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/simulator/test_dynamodb.py")
 #: Files whose tests mostly wait.
 WAITING_PREFIX = ("tests/cli/test_run.py", "tests/layer/", "tests/client/", "tests/formats/")
 #: Files whose tests keep a core busy.
-BUSY = ("tests/histories/", "tests/test_example_dags.py", "tests/core/", "tests/fuzz/")
+BUSY = ("tests/simulator/", "tests/test_example_dags.py", "tests/core/", "tests/fuzz/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.patience import PATIENCE
+from deployments.patience import PATIENCE
 
 _PARENT = """
 import json, os, sys, tempfile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from demo.airflow_client import AUDITS, AirflowClient, AirflowError
+from deployments.airflow_client import AUDITS, AirflowClient, AirflowError
 
 UNAUDITED = {
     "detail": {"reason": "Database error", "statement": "INSERT INTO log (dttm, dag_id) VALUES (?, ?)"}

@@ -17,8 +17,8 @@ import pytest
 import airflow_dynamo_lock
 from airflow_dynamo_lock import LockClient, sdk_config
 from airflow_dynamo_lock.airflow.provider_info import get_provider_info
-from tests.engines import MotoServer
-from tests.figures import broken_rules
+from deployments.engines import MotoServer
+from proof.figures import broken_rules
 from tests.forked import run_forked
 
 ROOT = Path(__file__).parent.parent
@@ -137,7 +137,7 @@ def test_errors_are_all_described() -> None:
 
 
 def test_broken_rules_are_all_listed() -> None:
-    assert broken_rules() in (ROOT / "docs" / "reliability.md").read_text(), "run python -m tests.figures"
+    assert broken_rules() in (ROOT / "docs" / "reliability.md").read_text(), "run python -m proof.figures"
 
 
 def test_log_lines_are_those_that_the_code_writes() -> None:

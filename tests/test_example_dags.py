@@ -17,7 +17,7 @@ import pytest
 
 from airflow_dynamo_lock import LockClient, LockRecord
 from airflow_dynamo_lock.core.model.limits import SHARED
-from tests.engines import REGION, MotoServer
+from deployments.engines import REGION, MotoServer
 
 DAGS = Path(__file__).parent.parent / "dags"
 FILES = sorted(DAGS.glob("*.py"))

@@ -29,7 +29,7 @@ from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
 from airflow_dynamo_lock.core.model.errors import LockTableError
 from airflow_dynamo_lock.defaults import DEFAULT_TABLE
-from tests.engines import Engine
+from deployments.engines import Engine
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

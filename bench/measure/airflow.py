@@ -22,10 +22,10 @@ from airflow_dynamo_lock import LockClient
 from bench.contestants import ENVIRONMENT
 from bench.measure.spread import percentile, spread
 from bench.meter import engine_client
-from demo import processes
-from demo.airflow_client import Run, TaskInstance
-from demo.deployment import Deployment, running
-from tests.engines import MotoServer
+from deployments import processes
+from deployments.airflow_client import Run, TaskInstance
+from deployments.deployment import Deployment, running
+from deployments.engines import MotoServer
 
 DAGS = Path(__file__).parents[1] / "dags"
 TABLE = "airflow_locks"

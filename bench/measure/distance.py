@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from bench.measure.speed import take_turns
-from tests.client.proxy import Proxy, Rule
-from tests.engines import Engine
+from deployments.engines import Engine
+from deployments.proxy import Proxy, Rule
 
 DELAY = 0.005  # seconds
 

@@ -14,7 +14,7 @@ import psutil
 
 from bench.contestants import AWSFLOCK_COMMANDS, FLOOR, OURS, OURS_BEATING, RIVALS, Worker
 from bench.measure.spread import percentile, spread
-from tests.engines import Engine
+from deployments.engines import Engine
 
 CONTESTANTS = (FLOOR, OURS, OURS_BEATING, *RIVALS)
 #: How many workers → rounds, and seconds of each.

@@ -26,7 +26,7 @@ from bench.contestants import ENVIRONMENT
 from bench.environments import ROOT
 from bench.measure.spread import spread
 from bench.meter import Meter, engine_client
-from tests.client.clients import async_lock_client
+from deployments.clients import async_lock_client
 
 CASES = [(1, 1), (100, 1), (1_000, 1), (10_000, 1), (1_000, 1_000), (10_000, 1_000)]
 POLL = 1.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.airflow.room import Room, opened
+from proof.airflow.room import Room, opened
 
 
 @pytest.fixture(scope="package")

@@ -1,4 +1,4 @@
-"""What `tests.airflow.chaos` looks for, it does find: its checker against ledgers with something wrong in them."""
+"""What `proof.airflow.chaos` looks for, it does find: its checker against ledgers with something wrong in them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.airflow.chaos.account import SEVERAL, hand_overs, unfinished
-from tests.airflow.chaos.scene import Started, Trouble
-from tests.airflow.stays import STOPPED_WITHIN, Excuses, Ledger, faults
+from proof.airflow.chaos.account import SEVERAL, hand_overs, unfinished
+from proof.airflow.chaos.scene import Started, Trouble
+from proof.airflow.stays import STOPPED_WITHIN, Excuses, Ledger, faults
 
 Line = dict[str, Any]
 

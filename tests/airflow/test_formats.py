@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from tests.airflow.room import FOREIGN, Room, until
-from tests.engines import REGION
+from deployments.engines import REGION
+from proof.airflow.room import FOREIGN, Room, until
 from tests.formats.conftest import make_place
 
 pytestmark = pytest.mark.proof

@@ -18,8 +18,8 @@ import pytest
 from airflow.triggers.base import BaseTrigger
 
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
-from tests.airflow.room import GRACE, LEASE, POLL, Room, until
-from tests.airflow.stays import Stay
+from proof.airflow.room import GRACE, LEASE, POLL, Room, until
+from proof.airflow.stays import Stay
 
 pytestmark = pytest.mark.proof
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from tests.airflow.room import POLL, TABLE, Room, until
-from tests.engines import REGION, Engine
+from deployments.engines import REGION, Engine
+from proof.airflow.room import POLL, TABLE, Room, until
 
 pytestmark = pytest.mark.proof
 

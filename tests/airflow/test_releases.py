@@ -13,9 +13,9 @@ import pytest
 
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, RESUME_AFTER, STARTS_IN_TRIGGERER
-from tests.airflow.room import POLL, TABLE, Room, until
+from deployments.engines import REGION
+from proof.airflow.room import POLL, TABLE, Room, until
 from tests.airflow.test_group import AIRFLOW, Record
-from tests.engines import REGION
 
 pytestmark = pytest.mark.proof
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.airflow.production import ProductionDeployment
-from tests.airflow.room import IN_PRODUCTION, Room, until
+from proof.airflow.production import ProductionDeployment
+from proof.airflow.room import IN_PRODUCTION, Room, until
 
 pytestmark = [
     pytest.mark.proof,

@@ -23,7 +23,7 @@ from bench.contestants import (
 )
 from bench.measure import handover
 from bench.meter import Meter, engine_client, item_size
-from tests.engines import Engine, MotoServer
+from deployments.engines import Engine, MotoServer
 
 pytestmark = pytest.mark.proof
 

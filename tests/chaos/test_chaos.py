@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from airflow_dynamo_lock import LockUnavailableError
-from tests.chaos.__main__ import play
-from tests.chaos.report import as_text
-from tests.client.clients import lock_client
-from tests.client.proxy import Proxy, Rule
-from tests.engines import DynamoDBLocal, MotoServer
+from deployments.clients import lock_client
+from deployments.engines import DynamoDBLocal, MotoServer
+from deployments.proxy import Proxy, Rule
+from proof.chaos.__main__ import play
+from proof.chaos.report import as_text
 
 pytestmark = pytest.mark.proof
 
@@ -43,7 +43,7 @@ def test_a_process_that_ignores_the_end_of_its_lease_is_found() -> None:
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_survives(ending: signal.Signals, tmp_path: Path) -> None:
     chaos = subprocess.Popen(
-        [sys.executable, "-m", "tests.chaos", "--minutes", "5", "--engine", "moto", "--seed", "7"],
+        [sys.executable, "-m", "proof.chaos", "--minutes", "5", "--engine", "moto", "--seed", "7"],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,

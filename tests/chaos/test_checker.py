@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.checker import violations
-from tests.chaos.evidence import Evidence, Incident
-from tests.chaos.log import Event
-from tests.chaos.records import Held, Record, Records
-from tests.chaos.settings import IN_LINE
+from proof.chaos.checker import violations
+from proof.chaos.evidence import Evidence, Incident
+from proof.chaos.log import Event
+from proof.chaos.records import Held, Record, Records
+from proof.chaos.settings import IN_LINE
 
 LEASE = 10.0
 

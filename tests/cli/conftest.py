@@ -21,8 +21,8 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.cli.main import carried_out
-from tests.engines import REGION, MotoServer
-from tests.patience import PATIENCE
+from deployments.engines import REGION, MotoServer
+from deployments.patience import PATIENCE
 
 DYNAMO_LOCK = str(Path(sys.executable).with_name("dynamo-lock"))
 TABLE = "airflow_locks"

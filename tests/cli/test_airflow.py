@@ -12,8 +12,8 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.airflow.versions import HAS_PROVIDER_COMMANDS
+from deployments.engines import REGION, MotoServer
 from tests.cli.conftest import TABLE, Shell
-from tests.engines import REGION, MotoServer
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from deployments.engines import REGION, MotoServer
 from tests.cli.conftest import Shell
-from tests.engines import REGION, MotoServer
 from tests.formats.conftest import FOREIGN, make_place
 
 DONE, USAGE, NOT_OURS = 0, 2, 3

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from airflow_dynamo_lock import Lease, LockClient
 from airflow_dynamo_lock.cli import show
+from deployments.engines import MotoServer
+from deployments.patience import PATIENCE, wait_until
+from deployments.proxy import Proxy
 from tests.cli.conftest import Shell, read_until, terminal
-from tests.client.proxy import Proxy
-from tests.engines import MotoServer
-from tests.patience import PATIENCE, wait_until
 from tests.security.policies import Guarded
 from tests.security.test_permissions import policy_of
 

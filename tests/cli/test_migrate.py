@@ -12,11 +12,11 @@ from typing import IO
 import pytest
 
 from airflow_dynamo_lock import LockClient
+from deployments.engines import REGION, MotoServer
+from deployments.patience import PATIENCE, wait_until
 from tests.cli.conftest import TABLE, Shell
-from tests.engines import REGION, MotoServer
 from tests.formats import items
 from tests.formats.conftest import FOREIGN, Place, make_place
-from tests.patience import PATIENCE, wait_until
 
 
 @dataclass

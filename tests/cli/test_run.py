@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from airflow_dynamo_lock import LockClient
+from deployments.engines import MotoServer
+from deployments.patience import PATIENCE, wait_until
 from tests.cli.conftest import TABLE, Shell, read_until, terminal
-from tests.engines import MotoServer
-from tests.patience import PATIENCE, wait_until
 
 #: A command that says that it works, and ends when it is told to.
 WORK = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]

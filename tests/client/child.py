@@ -22,7 +22,7 @@ from typing import Any, Self
 from airflow_dynamo_lock import Lease, LockClient, LockError, LockLostError
 from airflow_dynamo_lock.core.effects import Operation
 from airflow_dynamo_lock.core.model.record import QueuePosition
-from tests.client.clients import async_lock_client, lock_client
+from deployments.clients import async_lock_client, lock_client
 
 
 class Child:

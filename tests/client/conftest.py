@@ -17,9 +17,9 @@ import pytest
 from botocore.retries.standard import ExponentialBackoff
 
 from airflow_dynamo_lock import LockClient
-from tests.client.clients import KINDS, lock_client
-from tests.client.proxy import Proxy
-from tests.engines import DynamoDBLocal, Engine, MotoServer
+from deployments.clients import KINDS, lock_client
+from deployments.engines import DynamoDBLocal, Engine, MotoServer
+from deployments.proxy import Proxy
 
 #: The files whose tests `make test` runs with both clients.
 BOTH_KINDS = ("test_contract.py", "test_heartbeats.py", "test_parity.py", "test_smoke.py")

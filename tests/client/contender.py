@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.client.clients import async_lock_client, lock_client
+from deployments.clients import async_lock_client, lock_client
 
 #: How long a stay lasts, seconds: long enough that somebody who should not be in would be seen.
 STAY = 0.002

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 import pytest
 
 from airflow_dynamo_lock import Lease, LockLostError
-from tests.patience import PATIENCE
+from deployments.patience import PATIENCE
 
 
 class Losses:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.clients import KINDS
+from deployments.clients import KINDS
+from deployments.engines import DynamoDBLocal, Engine
 from tests.client.contender import Contenders, Entry, contend, most_inside
-from tests.engines import DynamoDBLocal, Engine
 
 
 @pytest.fixture

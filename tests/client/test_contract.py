@@ -22,11 +22,11 @@ from airflow_dynamo_lock import (
     LockValueError,
 )
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed
-from tests.client.clients import SLOW, TABLE, core_of, lock_client
+from deployments.clients import SLOW, TABLE, core_of, lock_client
+from deployments.engines import DynamoDBLocal, Engine
+from deployments.patience import PATIENCE, wait_until
+from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
-from tests.client.proxy import Proxy
-from tests.engines import DynamoDBLocal, Engine
-from tests.patience import PATIENCE, wait_until
 
 
 def test_a_lock_is_taken_seen_and_given_back(make_client: MakeClient, key: str) -> None:

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 import pytest
 
 from airflow_dynamo_lock import LockClient
+from deployments.engines import Engine
+from deployments.patience import PATIENCE
 from tests.client.child import Child
 from tests.client.conftest import MakeClient
-from tests.engines import Engine
-from tests.patience import PATIENCE
 
 LEASE = 1.5
 SKEW = 0.5

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_dynamo_lock import LockClient
+from deployments.clients import lock_client
+from deployments.engines import Engine, MotoServer
 from tests.client.child import Child
-from tests.client.clients import lock_client
-from tests.engines import Engine, MotoServer
 
 # What the engine is does not matter here: it is the processes that are tried.
 pytestmark = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])

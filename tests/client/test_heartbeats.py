@@ -14,12 +14,12 @@ import pytest
 
 from airflow_dynamo_lock import Lease, LockClient, LockLostError
 from airflow_dynamo_lock.core.model.outcomes import Released
-from tests.client.clients import AsyncClientInThread
+from deployments.clients import AsyncClientInThread
+from deployments.engines import MotoServer
+from deployments.patience import PATIENCE, wait_until
+from deployments.proxy import Proxy, Seen
 from tests.client.conftest import MakeClient
 from tests.client.losses import Losses
-from tests.client.proxy import Proxy, Seen
-from tests.engines import MotoServer
-from tests.patience import PATIENCE, wait_until
 
 # What the engine is does not matter here: it is the clients, and the network before it, that are tried.
 pytestmark = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])

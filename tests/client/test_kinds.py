@@ -20,11 +20,11 @@ from airflow_dynamo_lock import (
     LockValueError,
     QueuePosition,
 )
-from tests.client.clients import SLOW
+from deployments.clients import SLOW
+from deployments.engines import Engine, MotoServer
+from deployments.patience import PATIENCE, wait_until
+from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
-from tests.client.proxy import Proxy
-from tests.engines import Engine, MotoServer
-from tests.patience import PATIENCE, wait_until
 
 
 @pytest.fixture

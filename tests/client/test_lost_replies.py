@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_dynamo_lock import LockClient, LockUnavailableError
+from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
-from tests.client.proxy import Proxy
 
 
 @pytest.fixture

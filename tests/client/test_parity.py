@@ -15,11 +15,11 @@ from airflow_dynamo_lock import (
     LockUnavailableError,
     LockValueError,
 )
-from tests.client.clients import core_of
+from deployments.clients import core_of
+from deployments.patience import PATIENCE, wait_until
+from deployments.proxy import Proxy, Seen
 from tests.client.conftest import MakeClient
 from tests.client.losses import Losses
-from tests.client.proxy import Proxy, Seen
-from tests.patience import PATIENCE, wait_until
 
 
 class Dangers:

@@ -18,10 +18,10 @@ from airflow_dynamo_lock import (
     LockUnavailableError,
 )
 from airflow_dynamo_lock.core.model.outcomes import Lost
-from tests.client.clients import SLOW, TABLE
+from deployments.clients import SLOW, TABLE
+from deployments.patience import PATIENCE, TooBusyError, on_time, wait_until
+from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
-from tests.client.proxy import Proxy
-from tests.patience import PATIENCE, TooBusyError, on_time, wait_until
 
 #: For a client that gives up on an answer soon, and sends everything once.
 HASTY = {"read_timeout": 0.3, "retries": {"mode": "standard", "total_max_attempts": 1}}

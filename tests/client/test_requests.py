@@ -11,10 +11,10 @@ import pytest
 
 from airflow_dynamo_lock import Lease, LockClient
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
-from tests.client.clients import SLOW, async_lock_client
+from deployments.clients import SLOW, async_lock_client
+from deployments.engines import DynamoDBLocal
+from deployments.proxy import Proxy, Seen
 from tests.client.conftest import MakeClient
-from tests.client.proxy import Proxy, Seen
-from tests.engines import DynamoDBLocal
 
 
 @pytest.fixture

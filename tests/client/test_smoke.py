@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from airflow_dynamo_lock import Lease, LockClient, LockLostError
+from deployments.engines import DynamoDBLocal
+from deployments.patience import PATIENCE
 from tests.client.test_kinds import waits
-from tests.engines import DynamoDBLocal
-from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.parametrize("engine", [DynamoDBLocal], indirect=True, ids=["dynamodb-local"])
 

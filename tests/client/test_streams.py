@@ -22,11 +22,11 @@ import pytest
 from airflow_dynamo_lock import Lease, LockClient, LockLostError, LockTableError, LockTimeoutError
 from airflow_dynamo_lock.core.lock import presence
 from airflow_dynamo_lock.core.wait import stream as streams
-from tests.client.clients import SLOW, async_lock_client, core_of
+from deployments.clients import SLOW, async_lock_client, core_of
+from deployments.engines import DynamoDBLocal, Engine, MotoServer
+from deployments.patience import PATIENCE, TooBusyError, on_time, wait_until
+from deployments.proxy import Proxy, Seen
 from tests.client.conftest import MakeClient
-from tests.client.proxy import Proxy, Seen
-from tests.engines import DynamoDBLocal, Engine, MotoServer
-from tests.patience import PATIENCE, TooBusyError, on_time, wait_until
 
 POLL = 60.0
 #: Well before the next poll, on a busy machine too.

@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 
 from airflow_dynamo_lock import LockAccessError, LockClient, LockError, LockTableError, LockUnavailableError
+from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
-from tests.client.proxy import Proxy
 
 
 @pytest.fixture

@@ -24,11 +24,11 @@ from airflow_dynamo_lock.core.effects import Operation, WaitForSlots
 from airflow_dynamo_lock.core.lock import acquire, attempt
 from airflow_dynamo_lock.core.lock.presence import Presence
 from airflow_dynamo_lock.core.model.record import QueuePosition
-from tests.client.clients import async_lock_client, core_of, lock_client
+from deployments.clients import async_lock_client, core_of, lock_client
+from deployments.engines import Engine, MotoServer
+from deployments.patience import PATIENCE, wait_until
+from deployments.proxy import Proxy, Rule
 from tests.client.conftest import MakeClient
-from tests.client.proxy import Proxy, Rule
-from tests.engines import Engine, MotoServer
-from tests.patience import PATIENCE, wait_until
 
 # What the engine is does not matter here: it is the clients' own waiting that is tried. `test_contract` has both.
 pytestmark = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])

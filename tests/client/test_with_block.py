@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from airflow_dynamo_lock import AsyncLockClient, LockClient, LockLostError, LockUnavailableError
-from tests.client.clients import async_lock_client
+from deployments.clients import async_lock_client
+from deployments.engines import Engine
+from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
 from tests.client.losses import Losses
-from tests.client.proxy import Proxy
-from tests.engines import Engine
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from tests.histories.sdk import SimulatedClient
-from tests.simulation import TABLE, World
+from proof.simulator.sdk import SimulatedClient
+from proof.simulator.stepped import TABLE, World
 
 
 @pytest.fixture(scope="package")

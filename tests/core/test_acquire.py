@@ -8,7 +8,7 @@ import pytest
 
 from airflow_dynamo_lock.core.model.errors import CapacityMismatchError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
-from tests.simulation import KEY, Host, World
+from proof.simulator.stepped import KEY, Host, World
 
 LEASE = 30.0
 SKEW = 10.0

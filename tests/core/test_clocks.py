@@ -11,7 +11,7 @@ from airflow_dynamo_lock.core.model.edits import Change, Drain, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockUnavailableError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost
 from airflow_dynamo_lock.core.table.expressions import RETENTION_MS
-from tests.simulation import BEGIN_MS, HOURS, KEY, LOST, LOST_THEN_RETRIED, Host, World
+from proof.simulator.stepped import BEGIN_MS, HOURS, KEY, LOST, LOST_THEN_RETRIED, Host, World
 
 DAYS = 24 * HOURS
 

@@ -19,7 +19,7 @@ from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.table.position import head_at, head_of, place_of
-from tests.simulation import KEY, TABLE
+from proof.simulator.stepped import KEY, TABLE
 
 NOW = 1_800_000_000_000
 FORMAT = NativeFormat(TABLE)

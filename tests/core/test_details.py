@@ -37,9 +37,19 @@ from airflow_dynamo_lock.core.table.grant_writes import MAX_REMOVED
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.table.position import head_after, place_of, ticket_of
+from proof.simulator.stepped import (
+    CONFLICT,
+    KEY,
+    LOST,
+    LOST_THEN_RETRIED,
+    TABLE,
+    Host,
+    World,
+    a_holder,
+    a_lease,
+)
 from tests.core.test_queue import owners, run_a_while, waiting, woken
 from tests.core.test_sets import claims, leases, take_all, waiting_for
-from tests.simulation import CONFLICT, KEY, LOST, LOST_THEN_RETRIED, TABLE, Host, World, a_holder, a_lease
 
 #: Twelve o'clock on the first day of 1970, milliseconds.
 NOON = 12 * 3_600_000

@@ -23,8 +23,8 @@ from airflow_dynamo_lock.core.model.errors import (
 from airflow_dynamo_lock.core.model.lease import Term
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Released, Renewed
+from proof.simulator.stepped import KEY, TABLE, Host, World, a_lease
 from tests.core.test_queue import waiting, woken
-from tests.simulation import KEY, TABLE, Host, World, a_lease
 
 #: DynamoDB's limit for the text of an expression, in bytes.
 EXPRESSION = 4096

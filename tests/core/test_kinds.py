@@ -10,8 +10,8 @@ from airflow_dynamo_lock.core.model.errors import CapacityMismatchError, LockUna
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, CapacitySet, Granted, Released
 from airflow_dynamo_lock.core.model.record import LockRecord
+from proof.simulator.stepped import KEY, LOST, Host, World, a_lease
 from tests.core.test_queue import waiting, woken
-from tests.simulation import KEY, LOST, Host, World, a_lease
 
 
 def share(host: Host) -> Any:

@@ -14,7 +14,7 @@ from airflow_dynamo_lock.core.effects import Reply, Request
 from airflow_dynamo_lock.core.model.edits import Change, Drain, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockUnavailableError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Renewed
-from tests.simulation import HOURS, KEY, LOST_THEN_RETRIED, Host, Paused, World
+from proof.simulator.stepped import HOURS, KEY, LOST_THEN_RETRIED, Host, Paused, World
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW, Observer
 from airflow_dynamo_lock.core.model.limits import MARGIN
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import LockRecord
-from tests.simulation import BEGIN_MS, HOURS, KEY, Host, World, a_holder
+from proof.simulator.stepped import BEGIN_MS, HOURS, KEY, Host, World, a_holder
 
 LEASE_MS = 30_000
 

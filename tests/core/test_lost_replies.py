@@ -11,7 +11,7 @@ import pytest
 from airflow_dynamo_lock.core.effects import Request
 from airflow_dynamo_lock.core.model.errors import LockTimeoutError, LockUnavailableError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost, Released, Renewed
-from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, UNSENT, Host, World
+from proof.simulator.stepped import KEY, LOST, LOST_THEN_RETRIED, UNSENT, Host, World
 
 
 @pytest.fixture(params=[True, False], ids=["refusal shows the item", "refusal hides the item"])

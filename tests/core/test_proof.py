@@ -1,6 +1,6 @@
 """Rules of which no simulated history shows that they are broken, or one in many thousands.
 
-Each test is named by a mutation in `tests/histories/mutations.py`, under which it has to fail.
+Each test is named by a mutation in `proof/simulator/mutations.py`, under which it has to fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_dynamo_lock.core.model.errors import CapacityMismatchError
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.table.position import next_ticket
-from tests.simulation import HOURS, KEY, TABLE, Host, World
+from proof.simulator.stepped import HOURS, KEY, TABLE, Host, World
 
 _WEEK = 7 * 24 * HOURS
 

@@ -13,7 +13,7 @@ from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import Waiter
 from airflow_dynamo_lock.core.queue.view import queue_positions
 from airflow_dynamo_lock.core.table.position import ticket_of
-from tests.simulation import KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, Paused, World
+from proof.simulator.stepped import KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, Paused, World
 
 
 def waiting(host: Host, *, timeout: float | None = None, undo: bool = True, **claim: Any) -> Paused[Granted]:

@@ -14,7 +14,7 @@ from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.items import waiter_record
-from tests.simulation import BEGIN_MS, KEY, Host, World, a_holder
+from proof.simulator.stepped import BEGIN_MS, KEY, Host, World, a_holder
 
 HOLDER = {
     "owner": "me",

@@ -17,7 +17,7 @@ from airflow_dynamo_lock.core.model.errors import (
 )
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Broken, Busy, Draining, Granted, Lost, Released, Renewed
-from tests.simulation import CONFLICT, DENIED, KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, World
+from proof.simulator.stepped import CONFLICT, DENIED, KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, World
 
 
 @pytest.fixture

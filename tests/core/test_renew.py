@@ -12,7 +12,7 @@ from airflow_dynamo_lock.core.model.errors import LockAccessError, LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, Term
 from airflow_dynamo_lock.core.model.limits import MARGIN
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Renewed
-from tests.simulation import DENIED, KEY, LOST, UNSENT, Host, Paused, World, a_lease
+from proof.simulator.stepped import DENIED, KEY, LOST, UNSENT, Host, Paused, World, a_lease
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from airflow_dynamo_lock.core.model.errors import (
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Draining, Granted, Lost, Released, Renewed
+from proof.simulator.stepped import LOST, LOST_THEN_RETRIED, UNSENT, Host, Paused, World, a_lease
 from tests.core.test_queue import run_a_while, until_waiting, woken
-from tests.simulation import LOST, LOST_THEN_RETRIED, UNSENT, Host, Paused, World, a_lease
 
 
 def claims(host: Host, keys: str, **options: Any) -> list[Claim]:

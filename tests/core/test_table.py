@@ -11,7 +11,7 @@ from airflow_dynamo_lock.core.effects import Reply, Request, Sleep
 from airflow_dynamo_lock.core.model.errors import LockAccessError, LockError, LockTableError
 from airflow_dynamo_lock.core.table import schema as table
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from tests.simulation import Host, Paused, World
+from proof.simulator.stepped import Host, Paused, World
 
 NAME = "new-table"
 

@@ -13,7 +13,7 @@ from airflow_dynamo_lock.core.model.errors import LockVersionError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Released, Renewed
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from tests.simulation import KEY, TABLE, Host, World
+from proof.simulator.stepped import KEY, TABLE, Host, World
 
 #: What an operation on a record of a newer version may be, by name.
 OPERATIONS: dict[str, Callable[[Host], Any]] = {

@@ -12,18 +12,10 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE, service_of
-from tests.client.clients import REGION, lock_client
-from tests.engines import DynamoDBLocal, Engine, MotoServer
+from deployments.clients import FOREIGN_TABLES, REGION, lock_client
+from deployments.engines import DynamoDBLocal, Engine, MotoServer
 
 FOREIGN = tuple(name for name in FORMATS if name != NATIVE)
-#: What their libraries name it, where they do.
-TABLES = {
-    "amazon-lock-client": "lockTable",
-    "python-dynamodb-lock": "DynamoDBLockTable",
-    "dyndbmutex": "Mutex",
-    "awsflock": "awsflock",
-    "s3": "aws-s3-lock",
-}
 
 MakeClient = Callable[..., LockClient]
 
@@ -43,7 +35,7 @@ class Place:
 
     @property
     def table(self) -> str:
-        return TABLES[self.format]
+        return FOREIGN_TABLES[self.format]
 
     @property
     def sends_dates(self) -> bool:

@@ -24,10 +24,10 @@ from airflow_dynamo_lock import (
     sdk_config,
 )
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
-from tests.client.clients import any_clock_skew
+from deployments.clients import any_clock_skew
+from deployments.patience import PATIENCE, TooBusyError, on_time
 from tests.formats import items
 from tests.formats.conftest import MakeClient, Place, places
-from tests.patience import PATIENCE, TooBusyError, on_time
 
 
 def test_one_holds_and_the_other_waits(client: LockClient, elsewhere: LockClient, key: str) -> None:

@@ -15,9 +15,8 @@ import pytest
 from airflow_dynamo_lock import LockClient
 from bench.adapters.worker import Settings
 from bench.contestants import AWS_S3_LOCK, AWSFLOCK, DYNDBMUTEX, PYTHON_DYNAMODB_LOCK, Contestant, Worker
-from tests.client.clients import lock_client
-from tests.engines import DynamoDBLocal, Engine, MotoServer
-from tests.formats.conftest import TABLES
+from deployments.clients import FOREIGN_TABLES, lock_client
+from deployments.engines import DynamoDBLocal, Engine, MotoServer
 
 pytestmark = pytest.mark.proof
 
@@ -59,7 +58,7 @@ class Both:
         return lock_client(
             "sync",
             self.engine.endpoint_url,
-            table=TABLES[self.format],
+            table=FOREIGN_TABLES[self.format],
             table_format=self.format,
             sdk=SDK,
             **options,

@@ -17,7 +17,7 @@ from botocore.config import Config
 from hypothesis import HealthCheck, settings
 from moto import mock_aws
 
-from tests.engines import DynamoDBLocal
+from deployments.engines import DynamoDBLocal
 from tests.fuzz.judge import TABLE, Served, Table
 
 MORE = float(os.environ.get("FUZZ", "1"))

@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 from airflow_dynamo_lock import LockClient, sdk_config
-from tests.engines import MotoServer
+from deployments.engines import MotoServer
 
 
 @pytest.fixture(scope="session")

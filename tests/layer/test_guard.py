@@ -14,7 +14,7 @@ from airflow_dynamo_lock.airflow import guard, lock_options
 from airflow_dynamo_lock.airflow.guard import Guard, show_leases
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
-from tests.client.proxy import Proxy
+from deployments.proxy import Proxy
 from tests.layer.guarded import guarded
 
 GRACE = 6.0

@@ -14,10 +14,10 @@ from airflow_dynamo_lock.airflow import hooks
 from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.links import record_url
 from airflow_dynamo_lock.core.foreign.registry import FORMATS
-from tests.client.clients import REGION
-from tests.engines import MotoServer
+from deployments.clients import REGION
+from deployments.engines import MotoServer
+from deployments.patience import PATIENCE
 from tests.formats.conftest import make_place
-from tests.patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)

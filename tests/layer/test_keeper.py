@@ -16,7 +16,7 @@ from airflow_dynamo_lock import DynamoLock, Lease, LockClient, LockTableError
 from airflow_dynamo_lock.airflow import task_states, triggers
 from airflow_dynamo_lock.airflow.triggers import DynamoLockHeartbeatTrigger
 from airflow_dynamo_lock.core.model.lease import LeaseSet
-from tests.patience import PATIENCE
+from deployments.patience import PATIENCE
 
 
 class Airflow:

@@ -30,7 +30,7 @@ from airflow_dynamo_lock.airflow.triggers import (
     DynamoLockSensorTrigger,
     LockTrigger,
 )
-from tests.patience import PATIENCE
+from deployments.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("connection")
 

@@ -47,7 +47,7 @@ from airflow_dynamo_lock.core.model.errors import (
     LockRecordError,
 )
 from airflow_dynamo_lock.core.model.record import QueuePosition
-from tests.engines import MotoServer
+from deployments.engines import MotoServer
 from tests.security.policies import Guarded
 
 TABLE = "locks"

@@ -1,0 +1,130 @@
+"""``python -m proof.figures``: write what was measured into docs/reliability.md (`make figures` measures it first).
+
+The reports are in .cache/figures. What there is no report of stays as it is. The table of broken rules needs none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matrix.page import as_markdown, replace_part
+from proof.simulator.mutations import MUTATIONS
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+REPORTS = ROOT / ".cache" / "figures"
+
+
+def main() -> None:
+    """Write each part."""
+    replace_part(PAGE, "python -m proof.figures, broken rules", broken_rules())
+    parts: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "histories": histories,
+        "chaos": chaos,
+        "chaos-airflow": chaos_airflow,
+    }
+    for name, part in parts.items():
+        report = REPORTS / f"{name}.json"
+        if report.exists():
+            replace_part(PAGE, f"make figures, {name}", part(json.loads(report.read_text())))
+
+
+def broken_rules() -> str:
+    """Each mutation, and the history or the unit test that detects it."""
+    by_test = sum(each.test is not None for each in MUTATIONS.values())
+    rows = []
+    for name, each in MUTATIONS.items():
+        file = (each.test or "").split("::")[0]
+        found = f"[{Path(file).name}](../{file})" if file else f"seed {each.seed}"
+        rows.append((each.rule[0].upper() + each.rule[1:], f"`{name}`", found))
+    return (
+        f"Each of {len(MUTATIONS)} rules is broken in the real code, one at a time. A history detects "
+        f"{len(MUTATIONS) - by_test} of them, by the seed\nthat is given. A unit test detects the other {by_test}.\n\n"
+        + as_markdown(("broken rule", "name", "found by"), rows)
+    )
+
+
+def histories(report: Mapping[str, Any]) -> str:
+    """Of `python -m proof.simulator`."""
+    return (
+        f"**Measured**: {report['histories']:,} histories from seed {report['first seed']}, "
+        f"{report['simulated seconds'] / 3600:,.0f} simulated hours and\n{report['grants']:,} grants, in "
+        f"{report['wall-clock seconds']:,} s. **Violations: {len(report['violations'])}.**\n\n"
+        + as_markdown(
+            ("what was done to them", "times"),
+            ((fault, f"{times:,}") for fault, times in report["faults"].items()),
+            numbers=True,
+        )
+    )
+
+
+def chaos(report: Mapping[str, Any]) -> str:
+    """Of `make chaos`."""
+    engines = report["engines"]
+    heads = ("", *(each["engine"] for each in engines))
+    counts = {
+        "processes": "processes",
+        "grants": "grants",
+        "entered": "guarded processes that entered",
+        "lost": "leases lost, and noticed",
+    }
+    rows = [(title, *(each[name] for each in engines)) for name, title in counts.items()]
+    kinds = sorted({kind for each in engines for kind in each["disasters"]})
+    rows += [(kind, *(each["disasters"].get(kind, "–") for each in engines)) for kind in kinds]
+    bounds = {how: row["bound"] for each in engines for how, row in each["hand_overs"].items()}
+    hand_overs = [
+        (how, *(_hand_over(each["hand_overs"].get(how)) for each in engines), bound)
+        for how, bound in bounds.items()
+    ]
+    minutes = round(max(each["chaos_seconds"] for each in engines) / 60)
+    violations = sum(len(each["violations"]) for each in engines)
+    waited = " and ".join(f"{each['longest_room']:.1f} s on {each['engine']}" for each in engines)
+    return (
+        f"**Measured**: {minutes} minutes on both engines at once (`make chaos SEED={report['seed']}`), with a lease "
+        f"of {report['lease']:g} s and a\ngrace of {report['release_grace']:g} s. **Violations: {violations}.**\n\n"
+        + as_markdown(heads, rows, numbers=True)
+        + "\nFrom the last sign of life to the next grant, where the next in the queue was not disturbed, in seconds: "
+        "median, longest\n(number).\n\n"
+        + as_markdown(("the lock came free", *heads[1:], "bound"), hand_overs, numbers=True)
+        + f"\nThe longest that somebody undisturbed waited while there was room: {waited}.\n"
+    )
+
+
+def _hand_over(row: Mapping[str, Any] | None) -> str:
+    if row is None or row["median"] is None:
+        return "–"
+    return f"{row['median']:.1f}, {row['longest']:.1f} ({row['undisturbed']})"
+
+
+def chaos_airflow(report: Mapping[str, Any]) -> str:
+    """Of `make chaos-airflow`."""
+    states = ", ".join(f"{count} {state}" for state, count in sorted(report["runs"].items()))
+    kinds = [
+        *report["hand_overs"],
+        *(kind for kind in report["troubles"] if kind not in report["hand_overs"]),
+    ]
+    rows = []
+    for kind in kinds:
+        after = report["hand_overs"].get(kind)
+        seconds = (
+            (after["times"], after["median_seconds"], after["longest_seconds"]) if after else (0, "–", "–")
+        )
+        rows.append((kind, report["troubles"].get(kind, "–"), *seconds))
+    return (
+        f"**Measured**: {report['minutes']:g} minutes (`make chaos-airflow SEED={report['seed']} "
+        f"DEPLOYMENTS={report['deployments']}`), Airflow {report['airflow']}.\n"
+        f"{sum(report['runs'].values())} runs ({states}), {report['stays']} stays inside under {report['leases']} "
+        f"leases, {sum(report['troubles'].values())} troubles.\nThe last run ended {report['settled_seconds']:.0f} s "
+        "after the trouble. From the loss of a lease to a process's last sign it took\n"
+        f"{report['overtime_seconds']:.2f} s at most. **Violations: {len(report['violations'])}.**\n\n"
+        + as_markdown(
+            ("trouble", "times", "hand-overs after it alone", "median, s", "longest, s"), rows, numbers=True
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,0 @@
-"""Histories that nobody would think of: the real clients, in simulated time, against an adversary driven by one seed.
-
-``python -m tests.histories --seed 7`` plays one history and tells it; see `__main__` for many.
-"""

@@ -1,0 +1,91 @@
+"""DynamoDB's limits hold on all engines that stand in for it; AWS's own engine says where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from airflow_dynamo_lock import LockClient
+from deployments import limits
+from deployments.engines import Engine
+from proof.simulator.dynamodb import Table, Throttled
+from proof.simulator.expressions import InvalidExpression
+
+TABLE = "limits"
+
+
+def _comparisons(number: int) -> str:
+    """A condition with that many comparisons, and one OR between two."""
+    return " OR ".join(["#n = :n"] * number)
+
+
+def _of_bytes(size: int) -> str:
+    """A condition of that many bytes."""
+    return "#n = :n".ljust(size)
+
+
+LIMITS = {
+    "4,096 bytes of an expression": (_of_bytes(4096), True),
+    "4,097 bytes of an expression": (_of_bytes(4097), False),
+    "299 operators": (_comparisons(150), True),
+    "301 operators": (_comparisons(151), False),
+}
+
+
+def _update(condition: str) -> dict[str, Any]:
+    return {
+        "TableName": TABLE,
+        "Key": {"key": {"S": "a"}, "entry": {"S": "lock"}},
+        "UpdateExpression": "SET #n = :n",
+        "ConditionExpression": condition,
+        "ExpressionAttributeNames": {"#n": "n"},
+        "ExpressionAttributeValues": {":n": {"N": "1"}},
+    }
+
+
+@pytest.fixture(params=["moto", pytest.param("dynamodb_local", marks=pytest.mark.proof)])
+def engine(request: pytest.FixtureRequest) -> Any:
+    """A client of an engine with a lock table."""
+    served: Engine = request.getfixturevalue(request.param)
+    client = served.client()
+    LockClient(client, table=TABLE).create_table()
+    client.put_item(TableName=TABLE, Item={"key": {"S": "a"}, "entry": {"S": "lock"}, "n": {"N": "1"}})
+    return client
+
+
+@pytest.mark.parametrize(("condition", "fits"), LIMITS.values(), ids=LIMITS)
+def test_an_engine_refuses_an_expression_that_is_too_large(engine: Any, condition: str, fits: bool) -> None:
+    if fits:
+        engine.update_item(**_update(condition))
+    else:
+        with pytest.raises(ClientError, match="ValidationException"):
+            engine.update_item(**_update(condition))
+
+
+@pytest.mark.parametrize(("condition", "fits"), LIMITS.values(), ids=LIMITS)
+def test_so_does_the_simulated_table(condition: str, fits: bool) -> None:
+    table = Table()
+    table.write("Put", {"Item": {"key": {"S": "a"}, "entry": {"S": "lock"}, "n": {"N": "1"}}}, 0.0)
+    if fits:
+        table.write("Update", _update(condition), 0.0)
+    else:
+        with pytest.raises(InvalidExpression):
+            table.write("Update", _update(condition), 0.0)
+
+
+def test_the_simulated_table_refuses_an_item_that_is_too_large() -> None:
+    item = {"key": {"S": "a"}, "entry": {"S": "lock"}, "data": {"S": "x" * limits.ITEM_BYTES}}
+    with pytest.raises(InvalidExpression, match="Item size"):
+        Table().write("Put", {"Item": item}, 0.0)
+
+
+def test_the_simulated_table_throttles_a_partition() -> None:
+    table = Table()
+    item = {"key": {"S": "a"}, "entry": {"S": "lock"}, "data": {"S": "x" * 99 * 1024}}
+    for _ in range(10):
+        table.write("Put", {"Item": item}, 0.0)
+    with pytest.raises(Throttled):
+        table.write("Put", {"Item": item}, 0.9)
+    table.write("Put", {"Item": item}, 1.0)

@@ -1,0 +1,163 @@
+"""What the adversary may do to a transaction: send it twice, refuse it, and show half of it to a read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from botocore.exceptions import ClientError, ReadTimeoutError
+
+from proof.simulator.dynamodb import Table
+from proof.simulator.network import TABLE, Network, Sdk, Weather
+from proof.simulator.world import Process, World
+
+BOTH = ("lock", "waiter/1")
+
+
+class Scene:
+    """A table, and processes that send requests to it.
+
+    :ivar applied: the entries that were written, in their order.
+    """
+
+    def __init__(self, weather: Weather | None = None, seed: int = 1) -> None:
+        self.world, self.applied = World(seed), list[str]()
+        self.network = Network(
+            self.world, Table(remembers=3.0), self._applied, dates=True, shows_refused=True, apart=0.0
+        )
+        self.network.weather = weather or Weather()
+
+    def _applied(self, process: Process, params: Any, before: Any, after: Any) -> None:
+        self.applied.append(params["Key"]["entry"]["S"])
+
+    def do(self, work: Callable[[Sdk], Awaitable[Any]]) -> list[Any]:
+        """Let a process of its own begin with that now. What came of it is in the list when it is over."""
+        process, results = self.world.process("somebody"), list[Any]()
+
+        async def until_done() -> None:
+            try:
+                results.append(await work(Sdk(self.network, process)))
+            except Exception as failure:
+                results.append(failure)
+
+        process.start(until_done())
+        return results
+
+    def after(self, work: Callable[[Sdk], Awaitable[Any]], seconds: float = 200.0) -> Any:
+        """What comes of it, and of all that is still on its way."""
+        results = self.do(work)
+        self.world.run(lambda: False, self.world.now + seconds)
+        return results[0]
+
+    def counts(self) -> list[int]:
+        """How often each of the two entries was counted up."""
+        items = [self.network.table.get(_key(entry)) for entry in BOTH]
+        return [int(item["n"]["N"]) if item else 0 for item in items]
+
+
+def test_a_transaction_is_carried_out_once_however_often_it_arrives() -> None:
+    for weather in (Weather(late=1.0), Weather(unheard=1.0)):
+        scene = Scene(weather)
+        assert isinstance(scene.after(count_up), ReadTimeoutError)
+        assert scene.world.faults["sent again by the SDK"] == 1
+        assert scene.counts() == [1, 1]
+        assert scene.applied == list(BOTH)
+
+
+def test_a_transaction_that_the_sdk_sends_again_has_succeeded() -> None:
+    scene = Scene(Weather(unheard=0.5), seed=4)
+    output = scene.after(count_up)
+    assert output["ResponseMetadata"]["RetryAttempts"] == 1
+    assert scene.counts() == [1, 1]
+
+
+def test_another_call_is_another_transaction() -> None:
+    scene = Scene()
+    scene.after(count_up)
+    scene.after(count_up)
+    assert scene.counts() == [2, 2]
+
+
+def test_a_refused_transaction_says_what_was_wrong_with_which_item() -> None:
+    scene = Scene()
+    scene.after(count_up)
+    refused = scene.after(lambda sdk: count_up(sdk, condition="#n = :zero"))
+    assert isinstance(refused, ClientError)
+    assert refused.response["Error"]["Code"] == "TransactionCanceledException"
+    reasons: Any = refused.response["CancellationReasons"]
+    assert [each["Code"] for each in reasons] == ["ConditionalCheckFailed"] * 2
+    assert [each["Item"]["entry"]["S"] for each in reasons] == list(BOTH)
+    assert scene.counts() == [1, 1]
+
+
+def test_in_a_conflict_nothing_is_written() -> None:
+    scene = Scene()
+    assert "ResponseMetadata" in scene.after(count_up)
+    assert "ResponseMetadata" in scene.after(lambda sdk: sdk.update_item(**_up("alone")))
+    scene.network.weather = Weather(conflicted=1.0)
+
+    conflict = scene.after(count_up)
+    assert conflict.response["Error"]["Code"] == "TransactionCanceledException"
+    codes = [each["Code"] for each in conflict.response["CancellationReasons"]]
+    assert sorted(codes) == ["None", "TransactionConflict"]
+
+    conflict = scene.after(lambda sdk: sdk.update_item(**_up("lock")))
+    assert conflict.response["Error"]["Code"] == "TransactionConflictException"
+    assert scene.counts() == [1, 1]
+
+    assert "ResponseMetadata" in scene.after(lambda sdk: sdk.update_item(**_up("alone")))
+
+
+def test_one_that_was_carried_out_is_in_no_conflict_when_it_arrives_again() -> None:
+    scene = Scene()
+    scene.after(lambda sdk: count_up(sdk, token="mine"))
+    scene.network.weather = Weather(conflicted=1.0)
+    assert "ResponseMetadata" in scene.after(lambda sdk: count_up(sdk, token="mine"))
+    assert scene.counts() == [1, 1]
+
+
+def test_a_consistent_query_may_show_half_a_transaction_but_nothing_from_before_it_was_sent() -> None:
+    def seen(seed: int) -> tuple[int, ...]:
+        """By a query that is under way while both are counted up from 1."""
+        scene = Scene(Weather(slow=0.5), seed)
+        once = scene.do(count_up)
+        scene.world.run(lambda: bool(once), 10.0)
+        scene.do(count_up)
+        output = scene.after(look)
+        return tuple(int(item["n"]["N"]) for item in output["Items"])
+
+    assert set(map(seen, range(100))) == {(1, 1), (1, 2), (2, 1), (2, 2)}
+
+
+async def count_up(sdk: Sdk, condition: str | None = None, token: str | None = None) -> Any:
+    """A transaction that counts both of the entries up."""
+    updates = [{"Update": _up(entry, condition)} for entry in BOTH]
+    given = {"ClientRequestToken": token} if token else {}
+    return await sdk.transact_write_items(TransactItems=updates, **given)
+
+
+async def look(sdk: Sdk) -> Any:
+    """A consistent query."""
+    return await sdk.query(
+        TableName=TABLE,
+        KeyConditionExpression="#key = :key",
+        ExpressionAttributeNames={"#key": "key"},
+        ExpressionAttributeValues={":key": {"S": "k"}},
+        ConsistentRead=True,
+    )
+
+
+def _up(entry: str, condition: str | None = None) -> dict[str, Any]:
+    return {
+        "TableName": TABLE,
+        "Key": _key(entry),
+        "UpdateExpression": "SET #n = if_not_exists(#n, :zero) + :one",
+        "ExpressionAttributeNames": {"#n": "n"},
+        "ExpressionAttributeValues": {":zero": {"N": "0"}, ":one": {"N": "1"}},
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        **({"ConditionExpression": condition} if condition else {}),
+    }
+
+
+def _key(entry: str) -> dict[str, Any]:
+    return {"key": {"S": "k"}, "entry": {"S": entry}}
