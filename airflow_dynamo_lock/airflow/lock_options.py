@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
+from airflow_dynamo_lock.core.model.claim import LockSpec
 from airflow_dynamo_lock.core.model.errors import LockNotHeldError, LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
@@ -16,88 +17,65 @@ from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.hooks import LockSettings
-    from airflow_dynamo_lock.client.options import ClaimOptions, Mode
+    from airflow_dynamo_lock.client.options import ClaimOptions
 
 OnTimeout = Literal["fail", "skip"]
 
 #: Beats of the keeper in one lease. So many may fail before it is lost.
 BEATS_PER_LEASE = 12
 
-#: What the author of a task may say of the lock that it takes, and what counts if he does not. All of it may be
-#: templates. `DynamoLockAcquireOperator` says what each one means.
+#: The template parameters of a task that acquires a lock, with their defaults. `DynamoLockAcquireOperator` documents
+#: them.
 PARAMETERS: Mapping[str, Any] = {
     "key": None,
-    "lease": None,
     "timeout": None,
-    "slots": 1,
-    "capacity": 1,
-    "mode": "exclusive",
-    "min_hold": None,
-    "fair": True,
-    "priority": 0,
+    **asdict(LockSpec()),
     "release_grace": RELEASE_GRACE,
 }
-# Of these, one is checked by the others.
-_OF_CAPACITY = {"slots", "capacity", "mode"}
+# These are checked together.
+_SLOTS = {"slots", "capacity", "mode"}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to acquire, its templates rendered.
+    """What a task acquires, its templates rendered.
 
-    :ivar keys: without repetition, in the author's order.
-    :ivar lease: seconds; None for the connection's default.
-    :ivar timeout: seconds; None waits without end.
-    :ivar min_hold: seconds; None for not at all.
+    :ivar keys: the locks, without repetition, in the author's order.
+    :ivar timeout: maximum time to wait, seconds; None waits without a limit.
+    :ivar spec: the options of the locks.
     """
 
     keys: tuple[str, ...]
-    lease: float | None
     timeout: float | None
-    slots: int
-    capacity: int
-    mode: Mode
-    min_hold: float | None
-    fair: bool
-    priority: int
-    release_grace: float
+    spec: LockSpec
 
     @classmethod
     def of(cls, task: Any) -> Wanted:
-        """From an operator's or a trigger's attributes, named as the `PARAMETERS` are.
+        """Read the attributes of an operator or a trigger that `PARAMETERS` names.
 
-        :raises LockValueError: one of them cannot be.
+        :raises LockValueError: an attribute is not valid.
         """
         return cls._of({name: getattr(task, name) for name in PARAMETERS})
 
     @classmethod
     def check_early(cls, operator: Any) -> None:
-        """Check what is known when the DAG is parsed: what is not a template.
+        """Check the attributes that are not templates, when the DAG is parsed.
 
-        :raises LockValueError: one of them cannot be.
+        :raises LockValueError: an attribute is not valid.
         """
         given = {name: getattr(operator, name) for name in PARAMETERS}
         unknown = {name for name, value in given.items() if is_template(value)}
-        if unknown & _OF_CAPACITY:
-            unknown |= _OF_CAPACITY
+        if unknown & _SLOTS:
+            unknown |= _SLOTS
         known = {name: value for name, value in given.items() if name not in unknown}
         cls._of({**PARAMETERS, "key": "not known yet", **known})
 
     @classmethod
     def _of(cls, given: Mapping[str, Any]) -> Wanted:
-        slots, capacity = whole("slots", given["slots"]), whole("capacity", given["capacity"])
-        arguments.checked_mode(given["mode"], slots, capacity)
         return cls(
             keys=checked_keys(given["key"]),
-            lease=optional_seconds("lease", given["lease"]),
             timeout=optional_seconds("timeout", given["timeout"], zero=True),
-            slots=slots,
-            capacity=capacity,
-            mode=given["mode"],
-            min_hold=optional_seconds("min_hold", given["min_hold"]),
-            fair=arguments.checked_flag("fair", _FLAGS.get(str(given["fair"]), given["fair"])),
-            priority=arguments.checked_priority(whole("priority", given["priority"])),
-            release_grace=seconds("release_grace", _number("release_grace", given["release_grace"])),
+            spec=LockSpec.of({name: _parsed(name, given[name], kind) for name, kind in _KINDS.items()}),
         )
 
 
@@ -120,8 +98,11 @@ def optional_seconds(name: str, value: Seconds | str | None, *, zero: bool = Fal
     return seconds(name, _number(name, value), zero=zero)
 
 
-def whole(name: str, value: Any) -> int:
-    """A whole number from an argument or from what a template rendered to. Whether it is one is checked later."""
+def whole(name: str, value: Any) -> Any:
+    """The whole number that a text is; any other value unchanged.
+
+    :raises LockValueError: the text is not a whole number.
+    """
     try:
         return int(value) if isinstance(value, str) else value
     except ValueError:
@@ -157,14 +138,7 @@ def claim_options(ti: Any, settings: LockSettings, wanted: Wanted) -> ClaimOptio
             "map_index": str(ti.map_index),
             "try_number": str(ti.try_number),
         },
-        "lease": wanted.lease,
-        "release_grace": wanted.release_grace,
-        "slots": wanted.slots,
-        "capacity": wanted.capacity,
-        "mode": wanted.mode,
-        "min_hold": wanted.min_hold,
-        "fair": wanted.fair,
-        "priority": wanted.priority,
+        **asdict(wanted.spec),  # type: ignore[typeddict-item]
     }
 
 
@@ -235,8 +209,24 @@ def place_log(log: Any) -> Callable[[QueuePosition], None]:
     return tell
 
 
-# What a template makes of True and False, by way of Python or of JSON.
+# The type of each option of a lock.
+_KINDS = get_type_hints(LockSpec)
+# What templates render True and False to, by way of Python or of JSON.
 _FLAGS = {"True": True, "true": True, "False": False, "false": False}
+
+
+def _parsed(name: str, value: Any, kind: Any) -> Any:
+    """The value of an option of that type, which may be text because a template rendered to it.
+
+    :raises LockValueError: the text is not of that type.
+    """
+    if not isinstance(value, str):
+        return value
+    if kind == float | None:
+        return None if value in ("", "None") else _number(name, value)
+    if kind is bool:
+        return _FLAGS.get(value, value)
+    return whole(name, value) if kind is int else value
 
 
 def _number(name: str, value: Any) -> Any:

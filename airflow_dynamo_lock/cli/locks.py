@@ -143,7 +143,7 @@ def get(where: Settings, key: str) -> None:
     """Show a lock, and who holds it."""
     record = where.locks().get(key) or LockRecord(key, 1, 1, {}, token=0)
     if where.as_json:
-        show.as_json(show.lock_values(record))
+        show.as_json(record.as_dict())
         return
     show.show(show.LOCK_COLUMNS, show.lock_rows([record]))
     if record.data is not None:
@@ -158,7 +158,7 @@ def list_(where: Settings, prefix: str, held: bool) -> None:
     """Show all locks of the table. Reads all of it."""
     records = _listed(where.locks(), prefix, held)
     if where.as_json:
-        show.as_json([show.lock_values(each) for each in records])
+        show.as_json([each.as_dict() for each in records])
     elif records:
         show.show(show.LOCK_COLUMNS, show.lock_rows(records))
     else:
@@ -207,7 +207,7 @@ def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) 
             if outage and not reported:
                 click.echo(f"dynamo-lock: {outage}", err=True)
             reported = outage is not None
-            now = [show.lock_values(each) for each in found]
+            now = [each.as_dict() for each in found]
             compared = [
                 {**each, "holders": [{**holder, "renewed_at": None} for holder in each["holders"]]}
                 for each in now
@@ -229,7 +229,7 @@ def waiters(where: Settings, key: str) -> None:
     """Show who waits in line for a lock, the next one first."""
     found = where.locks().waiters(key)
     if where.as_json:
-        show.as_json([show.waiter_values(each) for each in found])
+        show.as_json([each.as_dict() for each in found])
     elif found:
         show.show(show.WAITER_COLUMNS, show.waiter_rows(found))
     else:
@@ -279,7 +279,7 @@ def capacity(where: Settings, key: str, number: int | None, unset: bool) -> None
         raise click.UsageError("Give either a NUMBER of slots or --unset.")
     record = where.locks().set_capacity(key, number)
     if where.as_json:
-        show.as_json(show.lock_values(record))
+        show.as_json(record.as_dict())
     else:
         show.show(show.LOCK_COLUMNS, show.lock_rows([record]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -151,51 +151,3 @@ def ago(then_ms: int, now_ms: int | None) -> str:
     """
     now = now_ms if now_ms is not None else datetime.now(UTC).timestamp() * 1000
     return f"{max(0.0, now - then_ms) / 1000:.0f} s ago"
-
-
-def lock_values(record: LockRecord) -> dict[str, Any]:
-    """A lock as a JSON object, for programs."""
-    return {
-        "key": record.key,
-        "held": bool(record.holders),
-        "mode": record.mode,
-        "capacity": None if record.capacity == SHARED else record.capacity,
-        "capacity_pinned": record.capacity_pinned,
-        "available": None if record.capacity == SHARED else record.available,
-        "token": record.token or None,
-        "data": record.data,
-        "holders": [
-            {
-                "lease_id": holder.lease_id,
-                "owner": holder.owner,
-                "slots": holder.slots,
-                "lease_seconds": holder.lease_ms / 1000,
-                "acquired_at": _iso(holder.acquired_at),
-                "renewed_at": _iso(holder.renewed_at),
-                "processes": sorted(holder.processes),
-                "draining": holder.draining,
-                "took_over": holder.took_over,
-                "about": dict(holder.about),
-            }
-            for holder in record.holders.values()
-        ],
-    }
-
-
-def waiter_values(waiter: Waiter) -> Mapping[str, Any]:
-    """A waiter as a JSON object, for programs."""
-    return {
-        "owner": waiter.owner,
-        "lease_id": waiter.lease_id,
-        "since": _iso(waiter.since),
-        "until": _iso(waiter.until),
-        "mode": waiter.mode,
-        "slots": waiter.slots,
-        "capacity": None if waiter.capacity == SHARED else waiter.capacity,
-        "priority": waiter.priority,
-        "about": dict(waiter.about),
-    }
-
-
-def _iso(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat(timespec="milliseconds")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_dynamo_lock.client.clock import monotonic
-from airflow_dynamo_lock.client.options import Mode
 from airflow_dynamo_lock.core.effects import Operation, ServerClock
 from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
+from airflow_dynamo_lock.core.model.claim import Mode
 from airflow_dynamo_lock.core.model.errors import (
     LockNotHeldError,
 )

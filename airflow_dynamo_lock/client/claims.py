@@ -6,10 +6,9 @@ import threading
 import uuid
 from dataclasses import dataclass, replace
 
-from airflow_dynamo_lock.client.options import ClaimOptions, Keys, Mode
+from airflow_dynamo_lock.client.options import ClaimOptions, Keys
 from airflow_dynamo_lock.core.model import arguments
-from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
-from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.claim import Claim, LockSpec
 from airflow_dynamo_lock.core.model.errors import (
     LockValueError,
 )
@@ -63,32 +62,21 @@ class Claims:
         if unknown := options.keys() - ClaimOptions.__annotations__.keys():
             known = ", ".join(ClaimOptions.__annotations__)
             raise LockValueError(f"There is no option {sorted(unknown)[0]!r} for a lock; there are {known}.")
-        slots, capacity = options.get("slots", 1), options.get("capacity", 1)
-        mode: Mode = options.get("mode", "exclusive")
-        slots, capacity = arguments.checked_mode(mode, slots, capacity)
         arguments.checked_flag("reentrant", options.get("reentrant", False))
-        wanted = options.get("lease")
-        lease = arguments.checked_lease("lease", self.lease if wanted is None else wanted, slots, capacity)
-        if self.heartbeat is not None:
-            arguments.checked_heartbeat(self.heartbeat, lease)
-        claim = Claim(
+        claim = Claim.of(
+            LockSpec.of(options),
+            lease=self.lease,
+            release_grace=self.grace,
             key=self.format.checked_key(key),
             lease_id=lease_id,
             owner=arguments.checked_text("The owner", options.get("owner") or self.owner),
-            lease_ms=milliseconds(lease),
-            grace_ms=milliseconds(_or_default("release_grace", options.get("release_grace"), self.grace)),
-            slots=slots,
-            capacity=capacity,
             data=data,
             about=about,
             attempt_of=attempt_of,
-            min_hold_ms=0
-            if (hold := options.get("min_hold")) is None
-            else milliseconds(seconds("min_hold", hold)),
-            fair=arguments.checked_flag("fair", options.get("fair", True)),
-            priority=arguments.checked_priority(options.get("priority", 0)),
             only_existing=arguments.checked_flag("only_existing", options.get("only_existing", False)),
         )
+        if self.heartbeat is not None:
+            arguments.checked_heartbeat(self.heartbeat, claim.lease_ms / 1000)
         return checked_claim(self.format, claim)
 
 
@@ -141,12 +129,3 @@ class ReentrantLeases:
                 return StillHeld(held.times)
             del self._held[lease.key, lease.owner]
             return None
-
-
-def _or_default(name: str, value: Seconds | None, default: float) -> float:
-    return default if value is None else seconds(name, value)
-
-
-def milliseconds(value: float) -> int:
-    """Seconds as whole milliseconds, at least one."""
-    return max(1, round(value * 1000))

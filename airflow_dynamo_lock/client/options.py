@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from airflow_dynamo_lock.core.model.arguments import Seconds
+from airflow_dynamo_lock.core.model.claim import LockOptions
 from airflow_dynamo_lock.core.model.errors import LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
@@ -17,44 +18,26 @@ OnLost = Callable[[Lease, LockLostError], None]
 OnDanger = Callable[[Lease, float], None]
 
 
-class ClaimOptions(TypedDict, total=False):
+class ClaimOptions(LockOptions, total=False):
     """The options of all methods that acquire a lock."""
 
     #: Id of this attempt; random by default. Give one only if it is unique to the attempt, and a second call with it
     #: must find the lease of the first one (R7).
     lease_id: str | None
-    #: Number of slots to acquire, 1 by default.
-    slots: int
-    #: Number of slots that the lock has, 1 by default. More than one make it a semaphore.
-    capacity: int
     #: Data to store with the lock. An empty map removes them; without this option they stay.
     data: Mapping[str, Any] | None
-    #: How long the lease lasts after a heartbeat, in seconds. Default the client's.
-    lease: Seconds | None
-    #: How long a drained lease lasts while processes are inside, in seconds. Default the client's.
-    release_grace: Seconds | None
     #: Name of the holder, for people to read. Default the client's.
     owner: str | None
     #: Details of the holder, for people to read.
     about: Mapping[str, str]
     #: Names the work that this is one attempt at. A later attempt (larger lease id) supersedes an earlier one.
     attempt_of: str | None
-    #: ``"shared"`` acquires the lock together with other readers, ``"exclusive"`` (the default) without them.
-    mode: Mode
-    #: Shortest time from acquisition to the next grant of the slots, in seconds.
-    min_hold: Seconds | None
-    #: False neither queues nor respects the queue. True by default.
-    fair: bool
-    #: Position in the queue, from -999 to 999; a higher priority is granted first. 0 by default.
-    priority: int
     #: An owner that holds the lock through this client, acquired with this option, gets the same lease again, and has
     #: to release it as often.
     reentrant: bool
     #: Raise `LockNotFoundError` if the lock has no record.
     only_existing: bool
 
-
-Mode = Literal["shared", "exclusive"]
 
 #: One lock, or several that are acquired together.
 Keys = str | list[str] | tuple[str, ...]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_dynamo_lock.client.administration import Administration
-from airflow_dynamo_lock.client.claims import Claims, ReentrantLeases, milliseconds
+from airflow_dynamo_lock.client.claims import Claims, ReentrantLeases
 from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.client.leases import is_inherited, lease_of, leases_of, log_end, name_of
 from airflow_dynamo_lock.client.options import AnyLease, ClaimOptions, Keys
@@ -22,7 +22,7 @@ from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.lock.presence import Presence
 from airflow_dynamo_lock.core.model import arguments
-from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
+from airflow_dynamo_lock.core.model.arguments import Seconds, milliseconds, seconds
 from airflow_dynamo_lock.core.model.edits import Change, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,9 @@ from airflow_dynamo_lock.client.options import AcquireOptions, ClaimOptions, Hol
 from airflow_dynamo_lock.client.session import ClientCore
 from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE
 from airflow_dynamo_lock.core.lock.acquire import Acquiring
+from airflow_dynamo_lock.core.model.claim import LockOptions, LockSpec
+from airflow_dynamo_lock.core.model.record import LockRecord
+from proof.simulator.sdk import SimulatedClient
 from tests.test_documentation import code, table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -159,7 +163,14 @@ NOT_IN_CONNECTION = {
 def test_the_lists_here_are_of_options_that_there_are() -> None:
     assert VALUES.keys() == ACQUIRE
     exceptions = (NOT_IN_AIRFLOW, NOT_IN_DAGS, NOT_IN_SENSOR, NOT_IN_CLI, NOT_IN_RUN, IN_SENSOR)
-    for each in (*exceptions, IN_ALL_FORMATS, IGNORED_IN_OTHER_FORMATS, NOT_IN_CLAIM):
+    for each in (
+        *exceptions,
+        IN_ALL_FORMATS,
+        IGNORED_IN_OTHER_FORMATS,
+        NOT_IN_CLAIM,
+        NOT_IN_RECORD,
+        NOT_IN_JSON,
+    ):
         assert set(each) <= ACQUIRE
     assert NOT_IN_CONNECTION.keys() <= parameters(LockClient)
 
@@ -187,6 +198,39 @@ def test_the_claim_has_it(name: str) -> None:
     (usual,) = a_core().claims.of("k", {"lease_id": "usual"})
     (claim,) = a_core().claims.of("k", {"lease_id": "usual", **VALUES[name]})  # type: ignore[typeddict-item]
     assert claim != usual
+
+
+#: Options that the record does not show.
+NOT_IN_RECORD = {
+    "lease_id": "the key of the holder",
+    "fair": "counts while the claim waits",
+    "priority": "in the waiter's item",
+    "reentrant": "the client's own count of the leases that it has given out",
+    "only_existing": "a condition of the first write",
+}
+#: … and those that the record's JSON does not show.
+NOT_IN_JSON = {
+    "release_grace": "a draining holder has it as its lease",
+    "min_hold": "a holder that cools down is draining",
+}
+
+
+def stored(**options: Any) -> LockRecord:
+    """The record of a lock that was acquired with these options, without what differs between two grants."""
+    locks = LockClient(SimulatedClient(), table="locks", owner="me")
+    locks.try_acquire("k", **({"lease_id": "mine"} | options))
+    record = locks.get("k")
+    assert record is not None
+    always = {"acquired_at_ms": 0, "renewed_at_ms": 0, "version": ""}
+    holders = {name: replace(holder, **always) for name, holder in record.holders.items()}  # type: ignore[arg-type]
+    return replace(record, holders=holders, token=0, expires_at=None)
+
+
+@pytest.mark.parametrize("name", sorted(CLAIM - NOT_IN_RECORD.keys()))
+def test_the_record_has_it(name: str) -> None:
+    usual, record = stored(), stored(**VALUES[name])
+    assert record != usual
+    assert (record.as_dict() != usual.as_dict()) is (name not in NOT_IN_JSON)
 
 
 class Asked(LockError):
@@ -334,7 +378,7 @@ def test_what_a_dag_says_may_be_a_template_and_starts_in_the_triggerer(take: Cal
     assert set(operator._trigger_arguments()) - {"resume"} == ONLY_IN_DAGS | IN_DAGS
     assert set(DynamoLockAcquireTrigger.arguments) >= ONLY_IN_DAGS | IN_DAGS
     assert lock_options.PARAMETERS.keys() == {"key"} | IN_DAGS
-    assert set(lock_options.Wanted.__annotations__) == {"keys"} | IN_DAGS
+    assert LockSpec.__annotations__.keys() == LockOptions.__annotations__.keys() == IN_DAGS - {"timeout"}
 
 
 def test_what_a_dag_says_is_a_parameter_and_documented() -> None:

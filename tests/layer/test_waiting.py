@@ -140,8 +140,13 @@ def test_what_templates_render_to_is_understood() -> None:
     }
     wanted = Wanted.of(SimpleNamespace(**{**lock_options.PARAMETERS, **rendered}))
 
-    assert (wanted.slots, wanted.capacity, wanted.priority, wanted.min_hold) == (2, 3, -5, 1.5)
-    assert wanted.fair is False
+    assert (wanted.spec.slots, wanted.spec.capacity, wanted.spec.priority, wanted.spec.min_hold) == (
+        2,
+        3,
+        -5,
+        1.5,
+    )
+    assert wanted.spec.fair is False
 
 
 def test_a_trigger_that_an_earlier_version_has_stored_waits_as_it_did() -> None:

@@ -13,12 +13,12 @@ from airflow_dynamo_lock.client.options import (
     ClaimOptions,
     HoldOptions,
     Keys,
-    Mode,
     OnDanger,
     OnLost,
 )
 from airflow_dynamo_lock.client.tasks import AsyncRuntime
 from airflow_dynamo_lock.core.model.arguments import Seconds
+from airflow_dynamo_lock.core.model.claim import Mode
 from airflow_dynamo_lock.core.model.errors import LockError, LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed, StillHeld

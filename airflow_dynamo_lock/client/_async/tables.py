@@ -6,12 +6,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from airflow_dynamo_lock.client.clock import monotonic
-from airflow_dynamo_lock.client.options import (
-    Mode,
-)
 from airflow_dynamo_lock.client.tasks import AsyncRuntime
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
+from airflow_dynamo_lock.core.model.claim import Mode
 from airflow_dynamo_lock.core.model.errors import LockRecordError
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter

@@ -50,6 +50,11 @@ def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
     return float(value)
 
 
+def milliseconds(value: float) -> int:
+    """Seconds as whole milliseconds, at least one."""
+    return max(1, round(value * 1000))
+
+
 def checked_lease(name: str, value: Seconds, slots: int, capacity: int) -> float:
     """The length of a lease in seconds. With other holders it is at most `RETENTION`: each holder sets the time at
     which DynamoDB may delete the record, without knowing the leases of the others."""

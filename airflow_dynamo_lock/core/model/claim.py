@@ -1,13 +1,75 @@
-"""A claim: one attempt to acquire slots of a lock."""
+"""The options of a lock (`LockSpec`), and one attempt to acquire it (`Claim`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypedDict
 
+from airflow_dynamo_lock.core.model import arguments
+from airflow_dynamo_lock.core.model.arguments import Seconds, milliseconds
 from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.record import Holder, Waiter
+
+Mode = Literal["shared", "exclusive"]
+
+
+class LockOptions(TypedDict, total=False):
+    """The options of a lock that the clients and the DAGs have in common."""
+
+    #: Number of slots to acquire, 1 by default.
+    slots: int
+    #: Number of slots that the lock has, 1 by default. More than one make it a semaphore.
+    capacity: int
+    #: ``"shared"`` acquires the lock together with other readers, ``"exclusive"`` (the default) without them.
+    mode: Mode
+    #: How long the lease lasts after a heartbeat, in seconds. Default the client's.
+    lease: Seconds | None
+    #: How long a drained lease lasts while processes are inside, in seconds. Default the client's.
+    release_grace: Seconds | None
+    #: Shortest time from acquisition to the next grant of the slots, in seconds.
+    min_hold: Seconds | None
+    #: False neither queues nor respects the queue. True by default.
+    fair: bool
+    #: Position in the queue, from -999 to 999; a higher priority is granted first. 0 by default.
+    priority: int
+
+
+@dataclass(frozen=True)
+class LockSpec:
+    """`LockOptions` with all defaults, checked. Times are in seconds."""
+
+    slots: int = 1
+    capacity: int = 1
+    mode: Mode = "exclusive"
+    lease: float | None = None
+    release_grace: float | None = None
+    min_hold: float | None = None
+    fair: bool = True
+    priority: int = 0
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> LockSpec:
+        """Check options.
+
+        :param options: `LockOptions`; the others are left alone.
+        :raises LockValueError: an option can never work.
+        """
+        given = asdict(cls()) | {
+            name: options[name] for name in LockOptions.__annotations__ if name in options
+        }
+        slots, capacity = arguments.checked_mode(given["mode"], given["slots"], given["capacity"])
+        lease, grace, min_hold = given["lease"], given["release_grace"], given["min_hold"]
+        return cls(
+            slots=given["slots"],
+            capacity=given["capacity"],
+            mode=given["mode"],
+            lease=None if lease is None else arguments.checked_lease("lease", lease, slots, capacity),
+            release_grace=None if grace is None else arguments.seconds("release_grace", grace),
+            min_hold=None if min_hold is None else arguments.seconds("min_hold", min_hold),
+            fair=arguments.checked_flag("fair", given["fair"]),
+            priority=arguments.checked_priority(given["priority"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -44,6 +106,28 @@ class Claim:
     priority: int = 0
     only_existing: bool = False
     former: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, spec: LockSpec, *, lease: float, release_grace: float, **others: Any) -> Claim:
+        """A claim with these options.
+
+        :param lease: length of the lease if the options do not say it, seconds.
+        :param release_grace: length of a drained lease if the options do not say it, seconds.
+        :param others: the fields of a claim that are not options of a lock.
+        :raises LockValueError: the default lease is too long for a lock with several holders.
+        """
+        slots, capacity = arguments.checked_mode(spec.mode, spec.slots, spec.capacity)
+        lease = arguments.checked_lease("lease", lease if spec.lease is None else spec.lease, slots, capacity)
+        return cls(
+            slots=slots,
+            capacity=capacity,
+            lease_ms=milliseconds(lease),
+            grace_ms=milliseconds(release_grace if spec.release_grace is None else spec.release_grace),
+            min_hold_ms=0 if spec.min_hold is None else milliseconds(spec.min_hold),
+            fair=spec.fair,
+            priority=spec.priority,
+            **others,
+        )
 
     @property
     def kind(self) -> Kind:

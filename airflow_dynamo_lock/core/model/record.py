@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_dynamo_lock.core.model.kind import Kind
-from airflow_dynamo_lock.core.model.text import readable, utc
+from airflow_dynamo_lock.core.model.text import iso, readable, utc
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,21 @@ class Holder:
     def renewed_at(self) -> datetime | None:
         """Time of the last heartbeat; None if unknown."""
         return None if self.renewed_at_ms is None else utc(self.renewed_at_ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The holder as values for JSON, with times as text in ISO 8601."""
+        return {
+            "lease_id": self.lease_id,
+            "owner": self.owner,
+            "slots": self.slots,
+            "lease_seconds": self.lease_ms / 1000,
+            "acquired_at": iso(self.acquired_at),
+            "renewed_at": iso(self.renewed_at),
+            "processes": sorted(self.processes),
+            "draining": self.draining,
+            "took_over": self.took_over,
+            "about": dict(self.about),
+        }
 
     def describe(self, now_ms: int | None) -> str:
         """The holder for an error or a log line: ``prod/etl/… since 03:12 UTC, last heartbeat 4 s ago``.
@@ -134,6 +149,21 @@ class LockRecord:
         """Whether no response has confirmed the time from which the first token counts (R10)."""
         return self.token_base == "unverified"  # noqa: S105 - no password
 
+    def as_dict(self) -> dict[str, Any]:
+        """The lock as values for JSON. A shared lock has neither a capacity nor available slots."""
+        shared = self.kind is Kind.SHARED
+        return {
+            "key": self.key,
+            "held": bool(self.holders),
+            "mode": self.mode,
+            "capacity": None if shared else self.capacity,
+            "capacity_pinned": self.capacity_pinned,
+            "available": None if shared else self.available,
+            "token": self.token or None,
+            "data": self.data,
+            "holders": [holder.as_dict() for holder in self.holders.values()],
+        }
+
     def describe(self) -> str:
         """``Locked by …`` with each holder's name, time of acquisition and last heartbeat."""
         if not self.holders:
@@ -195,6 +225,20 @@ class Waiter:
     def until(self) -> datetime | None:
         """When it gives up; None if never."""
         return None if self.until_ms is None else utc(self.until_ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The waiter as values for JSON, with times as text in ISO 8601."""
+        return {
+            "owner": self.owner,
+            "lease_id": self.lease_id,
+            "since": iso(self.since),
+            "until": iso(self.until),
+            "mode": self.mode,
+            "slots": self.slots,
+            "capacity": None if Kind.of(self.capacity) is Kind.SHARED else self.capacity,
+            "priority": self.priority,
+            "about": dict(self.about),
+        }
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ def utc(epoch_ms: int) -> datetime:
     return datetime.fromtimestamp(epoch_ms / 1000, UTC)
 
 
+def iso(at: datetime | None) -> str | None:
+    """A time in ISO 8601 with milliseconds; None stays None."""
+    return None if at is None else at.isoformat(timespec="milliseconds")
+
+
 def readable(text: str) -> str:
     """Text from the table as a log line or an error shows it: escaped, and cut if it is long."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_READABLE])
