@@ -1,1 +1,1 @@
-"""The Airflow layer: group, operators, sensor, triggers, hook and the guard of tasks."""
+"""The Airflow layer: task group, operators, decorator, sensor, triggers, hook, and the guard of task processes."""

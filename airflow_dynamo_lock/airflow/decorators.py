@@ -1,4 +1,4 @@
-"""``@task.dynamo_lock(key=…)``: a task that runs a Python function while it holds a lock."""
+"""The decorator ``@task.dynamo_lock(key=…)``, which makes a function a task that holds a lock while it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _DynamoLockDecoratedOperator(DecoratedOperator, DynamoLockOperator):
-    """The operator behind ``@task.dynamo_lock``."""
+    """The operator of a task that ``@task.dynamo_lock`` creates."""
 
     template_fields = (*DecoratedOperator.template_fields, *DynamoLockOperator.template_fields)
     custom_operator_name = "@task.dynamo_lock"
@@ -39,13 +39,13 @@ def dynamo_lock_task(
     multiple_outputs: bool | None = None,
     **kwargs: Any,
 ) -> TaskDecorator:
-    """Turn a function into a task that holds a lock while the function runs.
-
-    Airflow offers this decorator as ``@task.dynamo_lock``.
+    """Make a function a task that holds a lock while the function runs. DAGs use it as ``@task.dynamo_lock``.
 
     :param python_callable: the function.
-    :param multiple_outputs: if the function returns a dictionary, push each of its values as an XCom of its own.
-    :param kwargs: the arguments of `DynamoLockOperator`; ``key`` is required.
+    :param multiple_outputs: if the function returns a dictionary, also push each of its values as an XCom of its own.
+        Default: whether the function's annotation says that it returns a dictionary.
+    :param kwargs: arguments of `DynamoLockOperator`. ``key`` is required.
+    :raises LockValueError: an argument is not valid. Raised when the decorated function is called in a DAG file.
     """
     return task_decorator_factory(
         python_callable=python_callable,

@@ -1,8 +1,9 @@
-"""What stands between a lease and the code that works under it (rules R8 and R9), in the task's own process.
+"""The guard: code in the process of a task that works under a lease.
 
-Task states tell nothing about processes: Airflow may call a task failed, or successful, seconds before its process is
-dead. So each guarded process notes in the lock record that it is inside before the task's code starts, beats while it
-runs, and notes that it has left when it exits. If the lease is lost meanwhile, the task is stopped.
+Airflow may report a task as ended seconds before its process is dead, so a task's state does not show whether a process
+still works under a lease. Therefore each guarded process enters the lease before the task's code starts, sends
+heartbeats while the code runs, and leaves when it exits (R8, drain before release; R9, processes inside send
+heartbeats). If the lease is lost meanwhile, the guard stops the task.
 """
 
 from __future__ import annotations
@@ -36,31 +37,35 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.client.threads import KeepAlive
 
 
-#: Beats of a guarded process in one release grace (rule R9).
+#: Heartbeats that a guarded process sends in one release grace (R9, processes inside send heartbeats).
 BEATS_PER_GRACE = 3
-# Seconds that a task has to end after its lease is lost, before the guard ends its process. A task that is cut off from
-# DynamoDB is stopped that much sooner, or a fifth of the grace if that is less, so that it ends before the lease does.
-_STOP_WITHIN, _STOP_SHARE = 3.0, 0.2
-# The parts of that time: for on_kill, for the task after LockLostError, and between further interruptions.
+# Time in seconds from the loss of a lease to the end of the process, if the task does not end by itself.
+_STOP_SECONDS = 3.0
+# If heartbeats fail, the guard stops the task this share of the grace before the lease ends, or `_STOP_SECONDS` before
+# it if that is less. So the task has ended when another holder may acquire the lock.
+_STOP_SHARE_OF_GRACE = 0.2
+# The stop time has three equal steps: `on_kill`, then LockLostError, then LockLostInterrupt.
 _STOP_STEPS = 3
-# Seconds that the log may take: it waits for Airflow's supervisor, which may be stuck.
-_LOG_WITHIN = 0.2
-# Not SIGTERM, which Airflow answers with on_kill alone, and not SIGALRM, which is its execution timeout.
+# Seconds to wait for a log line to be written. Airflow's logging may block if the supervisor is stuck.
+_LOG_SECONDS = 0.2
+# Not SIGTERM: Airflow's handler for it only calls `on_kill`. Not SIGALRM: Airflow uses it for the execution timeout.
 _SIGNAL = signal.SIGUSR2
 
 
 class LockLostInterrupt(KeyboardInterrupt):
-    """Interrupts a task that goes on after a `LockLostError`.
+    """Interrupts a task that caught a `LockLostError` and still runs.
 
-    ``except Exception`` does not catch it, Airflow fails the task for it, and libraries know how to handle it: asyncio
-    ends its loop for a `KeyboardInterrupt`, but takes any other `BaseException` for the result of a coroutine.
+    ``except Exception`` does not catch it, and Airflow fails the task for it. It is a `KeyboardInterrupt` because
+    libraries handle that one: asyncio ends its loop for it, but treats any other `BaseException` as the result of a
+    coroutine.
     """
 
 
 class Guard:
-    """Keeps this process inside some leases, and stops its task when one of them is lost.
+    """Enters leases for this process, sends their heartbeats, and stops the task if one of them is lost.
 
-    :param held: the leases to work under, as the acquiring task got them.
+    :param client: a client for the lock table.
+    :param held: the leases to work under, as the acquiring task received them.
     :param task: the operator whose ``on_kill`` is called when a lease is lost.
     """
 
@@ -73,52 +78,50 @@ class Guard:
         self._process = f"{socket.gethostname()}:{self._pid}:{uuid.uuid4().hex[:8]}"
         self._thread = threading.current_thread()
         self._runner: FrameType | None = None
-        self._beats: list[KeepAlive] = []
+        self._heartbeats: list[KeepAlive] = []
         self._lock = threading.Lock()
-        self._left = False
+        self._has_left = False
         self._lost: LockLostError | None = None
         self._interruption: BaseException | None = None
 
     def enter(self) -> None:
-        """Note that this process is inside, and beat from now on until it leaves, at its exit at the latest.
+        """Enter the leases, and send heartbeats until `leave`, which is called at the latest when the process exits.
 
-        :raises LockLostError: a lease is lost or draining; the task's code must not start.
+        The entered leases are in `leases`. If one lease cannot be entered, the process leaves the others.
+
+        :raises LockLostError: a lease is lost or draining, so the task's code must not start.
         """
         self._thread, self._runner = threading.current_thread(), running_task()
         if self._thread is threading.main_thread():
             signal.signal(_SIGNAL, _on_signal)
         atexit.register(self.leave)
-        _here.append(self)
+        _active_guards.append(self)
         try:
             for lease in self._held:
                 entered = self._client.enter(lease, self._process)
                 self.leases.append(entered)
-                seconds = entered.lease_ms / 1000
-                beats = self._client.keep_alive(
-                    entered,
-                    interval=seconds / BEATS_PER_GRACE,
-                    on_lost=self._on_lost,
-                    on_danger=self._on_danger,
-                    safe_time=min(_STOP_WITHIN, _STOP_SHARE * seconds),
-                )
-                self._beats.append(beats)
+                self._heartbeats.append(self._keep_alive(entered))
         except BaseException:
             self.leave()
             raise
 
     def leave(self) -> None:
-        """Note that this process has left. Done once; what cannot be written now runs out by itself."""
+        """Stop the heartbeats and remove this process from the lock records.
+
+        A second call does nothing, nor does a call in a fork. If DynamoDB cannot be reached, the lease runs out by
+        itself.
+        """
         if self._is_fork():
             return
         with self._lock:
-            if self._left:
+            if self._has_left:
                 return
-            self._left = True
+            self._has_left = True
         atexit.unregister(self.leave)
-        _here.remove(self)
-        for beat in self._beats:
-            beat.stop()
-        # All that it may have entered, also where the answer never came.
+        _active_guards.remove(self)
+        for heartbeats in self._heartbeats:
+            heartbeats.stop()
+        # All of `_held`, not only `leases`: an enter whose answer was lost may have been applied.
         for lease in self._held:
             try:
                 self._client.leave(lease, self._process)
@@ -126,36 +129,55 @@ class Guard:
                 log.warning("Could not leave the lock %r, the lease will run out: %s", lease.key, failure)
 
     def release(self) -> None:
-        """Release the leases. Whatever the task has returned or raised counts for more than a failure to do so."""
+        """Release the leases. An error is only logged, so that it does not replace the task's result or exception."""
         if self._is_fork():
             return
         try:
             self._client.release(self._held)
         except LockError as failure:
-            log.warning("Could not release the lock %s, it will run out: %s", self._held, failure)
+            log.warning("Could not release the lock %s, the lease will run out: %s", self._held, failure)
 
     def abandon(self) -> None:
-        """Let the leases end a grace after this process's last beat: it is about to be killed."""
+        """Drain the leases, because Airflow is about to kill this process.
+
+        Each lease ends one grace after this process's last heartbeat. Errors are only logged.
+        """
         if self._is_fork():
             return
         for lease in self._held:
             try:
-                self._client.release(lease)
+                self._client.release(lease)  # drains the lease, because this process is inside
             except LockError as failure:
-                log.warning("Could not abandon the lock %r, the lease will run out: %s", lease.key, failure)
+                log.warning("Could not drain the lock %r, the lease will run out: %s", lease.key, failure)
+
+    def _keep_alive(self, entered: Lease) -> KeepAlive:
+        """Start the heartbeats of an entered lease, which lasts for the grace."""
+        grace = entered.lease_ms / 1000
+        return self._client.keep_alive(
+            entered,
+            interval=grace / BEATS_PER_GRACE,
+            on_lost=self._on_lost,
+            on_danger=self._on_danger,
+            safe_time=min(_STOP_SECONDS, _STOP_SHARE_OF_GRACE * grace),
+        )
 
     def _is_fork(self) -> bool:
-        """Whether this process is a fork of the one that entered, for which it must not leave or release anything."""
+        """Whether this process is a fork of the guarded one. A fork must not leave or release for its parent."""
         return os.getpid() != self._pid
 
-    def _is_working(self) -> bool:
-        """Whether the task's code runs. Airflow's own code, which reports the task's end, must not be interrupted."""
-        return not (self._left or self._is_fork() or (self._runner is not None and has_ended(self._runner)))
+    def _is_task_running(self) -> bool:
+        """Whether the task's own code runs. Airflow's code that reports its end must not be interrupted."""
+        if self._has_left or self._is_fork():
+            return False
+        return self._runner is None or not has_ended(self._runner)
 
     # -- when a lease is lost -----------------------------------------------------------------------------------
 
     def _on_danger(self, lease: Lease, left: float) -> None:
-        """In the monitor's thread: no heartbeat has succeeded, and only `left` seconds remain to stop the task."""
+        """Give the lease up and stop the task within the remaining `left` seconds, because heartbeats fail.
+
+        Called in the thread that monitors the lease.
+        """
         assert lease.term
         lease.term.lose("no heartbeat has succeeded in time")
         try:
@@ -164,82 +186,95 @@ class Guard:
             self._stop(lost, left)
 
     def _on_lost(self, lease: Lease, lost: LockLostError) -> None:
-        """In the heartbeat's thread: the lease was taken away, or the process was stopped for too long."""
-        self._stop(lost, _STOP_WITHIN)
+        """Stop the task: the record shows that the lease is gone, or the process was paused for too long.
 
-    def _stop(self, lost: LockLostError, within: float) -> None:
-        """Stop the task, whatever it catches; if it does not end in time, end the process."""
+        Called in the thread that sends the heartbeats.
+        """
+        self._stop(lost, _STOP_SECONDS)
+
+    def _stop(self, lost: LockLostError, seconds: float) -> None:
+        """Call ``on_kill`` and interrupt the task. If it still runs after `seconds`, end the process."""
         with self._lock:
             if self._lost is not None:
-                return
+                return  # the loss of another lease already stops the task
             self._lost = lost
-        deadline, step = monotonic() + within, within / _STOP_STEPS
-        if not self._is_working():
+        deadline, step = monotonic() + seconds, seconds / _STOP_STEPS
+        if not self._is_task_running():
             return
-        _spend(_LOG_WITHIN, lambda: log.error("%s Stopping the task.", lost))
-        _spend(step, self._task.on_kill)
+        _call_with_timeout(_LOG_SECONDS, lambda: log.error("%s Stopping the task.", lost))
+        _call_with_timeout(step, self._task.on_kill)
         interruption: BaseException = lost
-        while self._is_working() and (now := monotonic()) < deadline:
-            self._interrupt(interruption, min(deadline, now + step))
-            interruption = LockLostInterrupt(f"LockLostError: {lost} The task caught that and went on.")
-        if self._is_working():
-            _spend(_LOG_WITHIN, lambda: log.error("%s The task did not end. Ending its process.", lost))
+        while self._is_task_running() and (now := monotonic()) < deadline:
+            self._interrupt(interruption, until=min(deadline, now + step))
+            interruption = LockLostInterrupt(
+                f"LockLostError: {lost} The task caught that error and still runs."
+            )
+        if self._is_task_running():
+            _call_with_timeout(
+                _LOG_SECONDS, lambda: log.error("%s The task did not end. Ending its process.", lost)
+            )
             end_process()
 
     def _interrupt(self, interruption: BaseException, until: float) -> None:
-        """Raise an exception in the task's code, and wait for the task to end."""
+        """Raise `interruption` in the task's code. Return when the task has ended, or at the time `until`."""
         self._interruption = interruption
-        while self._is_working() and monotonic() < until:
-            # Only Python's main thread handles signals, and the task may have replaced the handler. Where it is ours,
-            # signal until it has raised: it does not while the task talks to Airflow's supervisor.
-            if (
-                self._interruption is not None
-                and self._thread is threading.main_thread()
-                and signal.getsignal(_SIGNAL) is _on_signal
-            ):
+        while self._is_task_running() and monotonic() < until:
+            # Signal again and again: the handler does not raise while the task sends a request to the supervisor.
+            if self._interruption is not None and self._can_signal():
                 signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             time.sleep(0.05)
 
-    def _raise(self, frame: Any) -> None:
-        """In a signal handler, which was called in `frame` of the main thread: raise the interruption, if any."""
-        if self._interruption is None or not self._is_working() or is_talking_to_supervisor(frame):
+    def _can_signal(self) -> bool:
+        """Whether a signal can interrupt the task: it runs in the main thread and has not replaced the handler."""
+        return self._thread is threading.main_thread() and signal.getsignal(_SIGNAL) is _on_signal
+
+    def _raise_interruption(self, frame: Any) -> None:
+        """Raise the pending interruption, if there is one. Called in the signal handler.
+
+        :param frame: the frame of the main thread that the signal interrupted.
+        """
+        if self._interruption is None or not self._is_task_running() or is_talking_to_supervisor(frame):
             return
         interruption, self._interruption = self._interruption, None
         raise interruption
 
 
-_here: list[Guard] = []
+# The guards of this process that have entered and not left.
+_active_guards: list[Guard] = []
 
 
 def _on_signal(_: int, frame: Any) -> None:
-    for guard in list(_here):
-        guard._raise(frame)
+    for guard in list(_active_guards):
+        guard._raise_interruption(frame)
 
 
-def _spend(seconds: float, call: Callable[[], None]) -> None:
-    """Call a function in another thread, and wait for it no longer than that."""
+def _call_with_timeout(seconds: float, call: Callable[[], None]) -> None:
+    """Call a function in another thread, and wait at most `seconds` for it. After that it continues unattended."""
     thread = threading.Thread(target=call, name="dynamo-lock guard", daemon=True)
     thread.start()
     thread.join(seconds)
 
 
 def leave_ended_tasks(ti: Any = None) -> None:
-    """In a ``dag.test()``, where one process runs all tasks in turn, leave on behalf of those that have ended.
+    """In a ``dag.test()``, leave the leases of tasks that have ended. Elsewhere, do nothing.
 
-    :param ti: the task instance that starts now, whose own guards stay.
+    A ``dag.test()`` runs all tasks one after the other in one process, which does not exit after each task.
+
+    :param ti: the task instance that is about to start, whose own guards do not leave. None: all guards leave.
     """
     if runs_in_dag_test():
-        for guard in list(_here):
+        for guard in list(_active_guards):
             if ti is None or guard._task is not ti.task:
                 guard.leave()
 
 
 class EnterLock:
-    """The ``pre_execute`` of a guarded task: enters the lease of the group's acquire task, or fails the task.
+    """The ``pre_execute`` of a guarded task. It enters the leases of the group's acquire task, or fails the task.
 
-    :param acquire_task_id: the task that acquired the lease.
-    :param mapped: that task has the same map index as the guarded one, not -1.
-    :param then: the task's own ``pre_execute``.
+    :param acquire_task_id: id of the task that acquired the leases.
+    :param dynamo_lock_conn_id: id of the ``dynamo_lock`` connection; may be a template.
+    :param mapped: whether the group is in a mapped task group, so that the acquire task has the map index of this task.
+    :param then: the task's own ``pre_execute``, which is called last; None if it has none.
     """
 
     def __init__(
@@ -271,6 +306,11 @@ class EnterLock:
 
 
 def show_leases(context: Any, held: list[Lease]) -> None:
-    """Put the leases into the task's context: ``dynamo_lock``, the innermost one, and ``dynamo_locks``, all by key."""
+    """Put the leases into the task's context.
+
+    :param context: the context. ``dynamo_lock`` becomes the first of the leases; ``dynamo_locks`` has all leases by
+        key, with those of the outer groups.
+    :param held: the leases of the innermost group.
+    """
     context["dynamo_locks"] = {**context.get("dynamo_locks", {}), **{lease.key: lease for lease in held}}
     context["dynamo_lock"] = held[0]

@@ -1,7 +1,7 @@
-"""The connection: where the lock table is, and clients for it.
+"""The hook: reads a ``dynamo_lock`` connection, and creates clients for its lock table.
 
-One process has one asynchronous client per table, shared by all its triggers, so that all who wait there share one
-poller (rule R11).
+All triggers of a process share one asynchronous client per connection, so that they share one poller (R11, shared
+poller).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -36,17 +36,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LockSettings:
-    """What a connection, or else the ``[dynamo_lock]`` section of the configuration, says.
+    """The settings of a connection, or of the ``[dynamo_lock]`` section of the configuration.
 
-    :ivar table: the lock table.
-    :ivar aws_conn_id: the ``aws`` connection with the credentials. If there is none, the SDK searches by itself.
-    :ivar lease: the default lease, seconds.
-    :ivar deployment: this deployment's name, for people who read who holds a lock.
-    :ivar botocore_config: settings of the SDK client that replace ours (`client.wire.SDK_SETTINGS`).
-    :ivar streams: triggerers read the table's stream.
-    :ivar format: the table's, see `LockClient`; for ``s3``, `table` is a bucket.
-    :ivar partition_key: how a foreign table names that key, if not as its library does.
-    :ivar sort_key: the same.
+    :ivar table: name of the lock table; with the format ``s3``, of a bucket.
+    :ivar aws_conn_id: id of the ``aws`` connection with the credentials. If there is no such connection, the SDK uses
+        its default credential chain.
+    :ivar region_name: the table's AWS region. Default the ``aws`` connection's.
+    :ivar endpoint_url: another DynamoDB endpoint than AWS's own.
+    :ivar lease: default lease, in seconds.
+    :ivar deployment: name of this deployment, which a lock record shows as part of the holder's name.
+    :ivar botocore_config: settings of the SDK client, which replace those of `client.sdk.sdk_config`.
+    :ivar streams: whether triggerers read the table's stream.
+    :ivar format: table format: ``native``, or that of another lock library.
+    :ivar partition_key: name of a foreign table's partition key, if not its library's default.
+    :ivar sort_key: name of a foreign table's sort key, if not its library's default.
     """
 
     table: str = DEFAULT_TABLE
@@ -55,9 +58,8 @@ class LockSettings:
     endpoint_url: str | None = None
     lease: float = DEFAULT_LEASE
     deployment: str = "airflow"
-    botocore_config: Mapping[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # a proxy's password may be in it
+    # Not in the repr: it may contain the password of a proxy.
+    botocore_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     streams: bool = False
     format: str = NATIVE
     partition_key: str | None = None
@@ -65,7 +67,7 @@ class LockSettings:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """What both kinds of client are made with."""
+        """The keyword arguments of `LockClient` and of `AsyncLockClient`."""
         return {
             "table": self.table,
             "lease": self.lease,
@@ -76,59 +78,84 @@ class LockSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, source: str) -> LockSettings:
-        """Settings from a connection's extra or a section of the configuration; what is missing there is the default.
+        """Check the values of a connection's extra or of a configuration section. A missing value is the default.
 
-        :param source: names where they come from, for the error.
-        :raises LockValueError: a value that cannot be.
+        :param values: name → value; None and "" count as missing.
+        :param source: where the values come from, for the error message.
+        :raises LockValueError: a value is not valid.
         """
         given = {name: value for name, value in values.items() if value not in (None, "")}
-        # None of these errors shows what was given: a secret may have got into the wrong field (rule R12).
-        try:
-            lease = seconds("lease", float(given.get("lease", DEFAULT_LEASE)))
-        except (TypeError, ValueError):
-            raise LockValueError(f"The lease of {source} must be a number of seconds, more than 0.") from None
-        config = given.get("botocore_config", {})
-        try:
-            config = json.loads(config) if isinstance(config, str) else config
-        except ValueError:
-            config = None
-        if not isinstance(config, Mapping):
-            raise LockValueError(f"The botocore_config of {source} must be a JSON object.")
-        streams = given.get("streams", False)
-        if isinstance(streams, str):
-            streams = {"true": True, "false": False}.get(streams.lower())
-        if not isinstance(streams, bool):
-            raise LockValueError(f"The streams of {source} must be true or false.")
-        if (name := given.get("format", NATIVE)) not in FORMATS:
+        lease = _lease(given, source)
+        botocore_config = _botocore_config(given, source)
+        streams = _streams(given, source)
+        table_format = given.get("format", NATIVE)
+        if table_format not in FORMATS:
             raise LockValueError(f"The format of {source} must be one of {', '.join(FORMATS)}.")
-        if streams and name != NATIVE:
-            raise LockValueError(f"The streams of {source} are for the format 'native': leave them out.")
-        if "@" in urlsplit(str(given.get("endpoint_url", ""))).netloc:
-            raise LockValueError(
-                f"The endpoint_url of {source} has a user's name in it: put no credentials there, for errors show it."
-            )
+        if streams and table_format != NATIVE:
+            raise LockValueError(f"The streams of {source} need the format 'native': leave streams out.")
+        endpoint_url = _endpoint_url(given, source)
         return cls(
             table=given.get("table", DEFAULT_TABLE),
             aws_conn_id=given.get("aws_conn_id", "aws_default"),
             region_name=given.get("region_name"),
-            endpoint_url=given.get("endpoint_url"),
+            endpoint_url=endpoint_url,
             lease=lease,
             deployment=given.get("deployment", conf.get("api", "instance_name", fallback="") or "airflow"),
-            botocore_config=config,
+            botocore_config=botocore_config,
             streams=streams,
-            format=name,
+            format=table_format,
             partition_key=given.get("partition_key"),
             sort_key=given.get("sort_key"),
         )
 
 
+# The errors of these functions do not show the value: a secret may be in the wrong field (R12, no secrets).
+
+
+def _lease(given: Mapping[str, Any], source: str) -> float:
+    try:
+        return seconds("lease", float(given.get("lease", DEFAULT_LEASE)))
+    except (TypeError, ValueError):
+        raise LockValueError(f"The lease of {source} must be a number of seconds, more than 0.") from None
+
+
+def _botocore_config(given: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    config = given.get("botocore_config", {})
+    try:
+        config = json.loads(config) if isinstance(config, str) else config
+    except ValueError:
+        config = None
+    if not isinstance(config, Mapping):
+        raise LockValueError(f"The botocore_config of {source} must be a JSON object.")
+    return config
+
+
+def _streams(given: Mapping[str, Any], source: str) -> bool:
+    streams = given.get("streams", False)
+    if isinstance(streams, str):
+        streams = {"true": True, "false": False}.get(streams.lower())
+    if not isinstance(streams, bool):
+        raise LockValueError(f"The streams of {source} must be true or false.")
+    return streams
+
+
+def _endpoint_url(given: Mapping[str, Any], source: str) -> str | None:
+    url: str | None = given.get("endpoint_url")
+    if "@" in urlsplit(str(url or "")).netloc:
+        raise LockValueError(
+            f"The endpoint_url of {source} contains a user name: remove the credentials, because errors show the URL."
+        )
+    return url
+
+
 @with_connection_form(FIELDS, HIDDEN_FIELDS)
 class DynamoLockHook(BaseHook):
-    """Clients for the lock table that a ``dynamo_lock`` connection names.
+    """Creates clients for the lock table of a ``dynamo_lock`` connection.
 
-    Without a connection `dynamo_lock_default`, the ``[dynamo_lock]`` section of Airflow's configuration counts.
+    If there is no connection ``dynamo_lock_default``, the hook uses the ``[dynamo_lock]`` section of Airflow's
+    configuration instead.
 
-    :param dynamo_lock_conn_id: the connection.
+    :param dynamo_lock_conn_id: id of the connection.
     """
 
     conn_name_attr = "dynamo_lock_conn_id"
@@ -142,94 +169,109 @@ class DynamoLockHook(BaseHook):
 
     @cached_property
     def settings(self) -> LockSettings:
-        """What the connection says.
+        """The settings of the connection, or of the configuration section.
 
-        :raises LockValueError: there is no such connection, or it is of no use.
+        :raises LockValueError: there is no such connection, or one of its values is not valid.
         """
         try:
             extra = self.get_connection(self.dynamo_lock_conn_id).extra_dejson
         except AirflowNotFoundException as missing:
-            return self._configured(missing)
-        return self._connected(extra)
+            if self.dynamo_lock_conn_id != DEFAULT_CONN_ID:
+                raise LockValueError(
+                    f"There is no connection {self.dynamo_lock_conn_id!r}: create it with the type 'dynamo_lock', "
+                    f"or leave dynamo_lock_conn_id out to use the [dynamo_lock] section of the configuration."
+                ) from missing
+            return self._settings_of_section()
+        return LockSettings.of(extra, source=f"the connection {self.dynamo_lock_conn_id!r}")
 
     async def aget_settings(self) -> LockSettings:
-        """`settings`, looked up without blocking the event loop."""
+        """Look up `settings` without blocking the event loop. Raises the same errors."""
         return await in_thread(lambda: self.settings)
 
     def get_conn(self) -> LockClient:
-        """A client for use in a task. It is the caller's own, made anew at each call."""
+        """Create a client for use in a task. Each call returns a new one.
+
+        :raises LockValueError: the connection is missing or not valid.
+        :raises LockAccessError: the SDK cannot create a client from the connection.
+        """
         from airflow_dynamo_lock.client.sync_client import LockClient
 
         return LockClient(self.sdk(service_of(self.settings.format)), **self.settings.client_options)
 
     def sdk(self, service: str) -> Any:
-        """A boto3 client, as the connection says.
+        """Create a boto3 client with the settings and credentials of the connection.
 
-        :raises LockAccessError: none can be made.
+        :param service: name of the AWS service, such as ``dynamodb``.
+        :raises LockValueError: the connection is missing or not valid.
+        :raises LockAccessError: the SDK cannot create a client from the connection.
         """
-        with _sdk_errors():
+        with _as_access_error():
             (aws,) = _aws_clients(self.settings, service, deferrable=False)
         return aws
 
     @asynccontextmanager
     async def async_client(self) -> AsyncIterator[tuple[AsyncLockClient, LockSettings]]:
-        """This process's client for the table, and the settings. Shared by all who use it at the same time."""
+        """Use this process's shared asynchronous client for the connection. Yields the client and the settings.
+
+        :raises LockValueError: the connection is missing or not valid.
+        :raises LockAccessError: the SDK cannot create a client from the connection.
+        """
         settings = await self.aget_settings()
         name = (id(asyncio.get_running_loop()), json.dumps(asdict(settings), sort_keys=True))
-        shared = _shared.get(name)
+        shared = _shared_clients.get(name)
         if shared is None:
-            shared = _shared[name] = _SharedClient(settings, forget=lambda: _shared.pop(name, None))
-        with shared.used():
-            # Shielded, since the others wait for it too.
-            yield await asyncio.shield(shared.opening), settings
+            shared = _SharedClient(settings, on_close=lambda: _shared_clients.pop(name, None))
+            _shared_clients[name] = shared
+        with shared.in_use():
+            # Shielded: cancelling one user must not cancel the creation for the others.
+            yield await asyncio.shield(shared.client), settings
 
     def test_connection(self) -> tuple[bool, str]:
-        """What the connection form's test button does: look at the table."""
+        """Check the lock table, for the *Test* button of the connection form.
+
+        :returns: whether the table can be used, and a message for the user.
+        """
         try:
             self.get_conn().check_table()
         except LockError as failure:
             return False, str(failure)
         return True, f"The lock table {self.settings.table!r} is ready."
 
-    def _connected(self, extra: Mapping[str, Any]) -> LockSettings:
-        return LockSettings.of(extra, source=f"the connection {self.dynamo_lock_conn_id!r}")
-
-    def _configured(self, missing: Exception) -> LockSettings:
-        if self.dynamo_lock_conn_id != DEFAULT_CONN_ID:
-            raise LockValueError(
-                f"There is no connection {self.dynamo_lock_conn_id!r}: create it with the type 'dynamo_lock', "
-                f"or leave dynamo_lock_conn_id out to use the [dynamo_lock] section of the configuration."
-            ) from missing
+    def _settings_of_section(self) -> LockSettings:
+        """The settings of the configuration section. Logs that they replace the missing connection."""
         section = {name: conf.get("dynamo_lock", name, fallback=None) for name in FIELDS}
         settings = LockSettings.of(section, source="the configuration section [dynamo_lock]")
         self.log.info(
-            "There is no connection %r; using the lock table %r, as [dynamo_lock] says.",
+            "There is no connection %r; using the lock table %r from the configuration section [dynamo_lock].",
             self.dynamo_lock_conn_id,
             settings.table,
         )
         return settings
 
 
-# For how long a client that nobody uses is kept, in seconds. The next trigger mostly comes within moments.
-_LINGER = 60.0
+# How long an unused client stays open, in seconds. The next trigger often starts within moments.
+_IDLE_SECONDS = 60.0
 
 
 class _SharedClient:
-    """A client that all who need one at the same time use together.
+    """An asynchronous client that several triggers use at the same time.
 
-    :param forget: called when it is about to be closed, so that nobody takes it up any more.
+    It is created in the background, and closed when it was unused for `_IDLE_SECONDS`.
+
+    :param on_close: called just before the client is closed, so that no trigger starts to use it.
     """
 
-    def __init__(self, settings: LockSettings, forget: Callable[[], object]) -> None:
-        self._forget = forget
+    def __init__(self, settings: LockSettings, on_close: Callable[[], object]) -> None:
+        self._on_close = on_close
         self._users = 0
         self._stack = AsyncExitStack()
         self._closing: asyncio.Task[None] | None = None
-        self.opening = asyncio.ensure_future(self._open(settings))
+        #: Finishes with the client, or with the error of its creation.
+        self.client = asyncio.ensure_future(self._create(settings))
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        """For as long as this lasts, and a while after it, the client stays open."""
+    def in_use(self) -> Iterator[None]:
+        """Keep the client open during this context."""
         self._users += 1
         if self._closing is not None:
             self._closing.cancel()
@@ -238,64 +280,56 @@ class _SharedClient:
         finally:
             self._users -= 1
             if not self._users:
-                self._closing = asyncio.ensure_future(self._close_later())
+                self._closing = asyncio.ensure_future(self._close_when_idle())
 
-    async def _open(self, settings: LockSettings) -> AsyncLockClient:
+    async def _create(self, settings: LockSettings) -> AsyncLockClient:
         from asgiref.sync import sync_to_async
 
-        with _sdk_errors():
-            # In a thread: loading the SDK takes half a second, in which other triggers want to go on.
-            client_type, making = await sync_to_async(_prepare)(settings)
-            aws, *streams = [await self._stack.enter_async_context(client) for client in making]
+        with _as_access_error():
+            # In a thread: loading the SDK takes half a second, and would block the other triggers.
+            client_type, contexts = await sync_to_async(_load_async_clients)(settings)
+            aws, *streams = [await self._stack.enter_async_context(context) for context in contexts]
         return client_type(aws, streams=streams[0] if streams else None, **settings.client_options)
 
-    async def _close_later(self) -> None:
-        failed = self.opening.done() and (self.opening.cancelled() or self.opening.exception() is not None)
+    async def _close_when_idle(self) -> None:
+        """Close the client after `_IDLE_SECONDS`, unless `in_use` cancels this. If its creation failed, close at once,
+        so that the next trigger creates a new one."""
         try:
-            await asyncio.sleep(0 if failed else _LINGER)
+            await asyncio.sleep(0 if self._has_failed() else _IDLE_SECONDS)
         except asyncio.CancelledError:
             if self._users:
                 return
-        self._forget()
-        await asyncio.gather(self.opening, return_exceptions=True)
+            # Otherwise the event loop is shutting down: close at once.
+        self._on_close()
+        await asyncio.gather(self.client, return_exceptions=True)
         await self._stack.aclose()
 
+    def _has_failed(self) -> bool:
+        return self.client.done() and (self.client.cancelled() or self.client.exception() is not None)
 
-_shared: dict[tuple[int, str], _SharedClient] = {}
+
+# (id of the event loop, settings as JSON) → client.
+_shared_clients: dict[tuple[int, str], _SharedClient] = {}
 
 
 def _aws_clients(settings: LockSettings, *services: str, deferrable: bool) -> list[Any]:
-    """A client of each service with the credentials of the ``aws`` connection; made ready for aiobotocore if
-    `deferrable`."""
-    from airflow.providers.amazon.aws.hooks.base_aws import AwsBaseHook
-    from botocore.config import Config
+    """Create an SDK client for each service, with the credentials of the ``aws`` connection.
 
-    from airflow_dynamo_lock.client.sdk import sdk_config
+    :param deferrable: create aiobotocore clients. They are returned as asynchronous context managers.
+    :raises LockValueError: `botocore_config` is not valid.
+    """
+    from airflow.providers.amazon.aws.hooks.base_aws import AwsBaseHook
 
     hook = AwsBaseHook(
         aws_conn_id=settings.aws_conn_id, region_name=settings.region_name, client_type="dynamodb"
     )
     session: Any = hook.get_session(region_name=settings.region_name, deferrable=deferrable)
-    config = sdk_config()
-    try:
-        ours = Config(**settings.botocore_config)
-    except Exception:  # whatever the SDK makes of it
-        raise LockValueError(
-            f"The SDK does not take the connection's botocore_config: one of {sorted(settings.botocore_config)} "
-            "is unknown to it, or has a value that cannot be."
-        ) from None
-    for more in (hook.conn_config.botocore_config, ours):
-        config = config.merge(more) if more else config
+    config = _merged_config(hook, settings)
     if deferrable:
-        # Its models are read here, in a thread, and not when the event loop makes the client.
-        loader = session.get_component("data_loader")
-        loader.load_data("endpoints")
-        for service in services:
-            for model in ("service-2", "endpoint-rule-set-1"):
-                loader.load_service_model(service, model)
-    make = session.create_client if deferrable else session.client
+        _load_models(session, services)
+    create = session.create_client if deferrable else session.client
     return [
-        make(
+        create(
             service,
             region_name=hook.region_name,
             endpoint_url=settings.endpoint_url or hook.conn_config.get_service_endpoint_url(service),
@@ -306,33 +340,79 @@ def _aws_clients(settings: LockSettings, *services: str, deferrable: bool) -> li
     ]
 
 
-def _prepare(settings: LockSettings) -> tuple[type[AsyncLockClient], list[Any]]:
-    """All of the making of an asynchronous client, and of the SDK's for it, that does not need its event loop."""
-    # What is loaded now stays for the life of the process. Looking for garbage in it meanwhile would hold up the event
-    # loop as well, for longer than Airflow lets pass without a warning.
-    collecting = gc.isenabled()
-    gc.disable()
+def _merged_config(hook: Any, settings: LockSettings) -> Any:
+    """The package's SDK settings, overridden by those of the ``aws`` connection, and these by the lock connection's.
+
+    :raises LockValueError: `botocore_config` is not valid.
+    """
+    from botocore.config import Config
+
+    from airflow_dynamo_lock.client.sdk import sdk_config
+
+    config = sdk_config()
     try:
+        overrides = Config(**settings.botocore_config)
+    except (
+        Exception
+    ):  # botocore raises errors of many types; their text may show the values (R12, no secrets)
+        raise LockValueError(
+            f"The SDK rejects the connection's botocore_config: correct the one of {sorted(settings.botocore_config)} "
+            "that is unknown to the SDK or has an invalid value."
+        ) from None
+    for more in (hook.conn_config.botocore_config, overrides):
+        config = config.merge(more) if more else config
+    return config
+
+
+def _load_models(session: Any, services: Iterable[str]) -> None:
+    """Read the SDK's service models from disk now, in a thread. Else the event loop reads them, and is blocked."""
+    loader = session.get_component("data_loader")
+    loader.load_data("endpoints")
+    for service in services:
+        for model in ("service-2", "endpoint-rule-set-1"):
+            loader.load_service_model(service, model)
+
+
+def _load_async_clients(settings: LockSettings) -> tuple[type[AsyncLockClient], list[Any]]:
+    """Do the slow part of creating an asynchronous client, for which no event loop is needed.
+
+    :returns: the client's class, and one asynchronous context manager for each SDK client.
+    """
+    with _without_garbage_collection():
         from airflow_dynamo_lock.client.async_client import AsyncLockClient
 
         services = [service_of(settings.format), *(["dynamodbstreams"] if settings.streams else [])]
         return AsyncLockClient, _aws_clients(settings, *services, deferrable=True)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Suspend garbage collection while the SDK is loaded, whose objects stay for the life of the process.
+
+    A collection blocks the event loop too, for longer than Airflow tolerates without a warning.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()
 
 
-class _sdk_errors:
-    """What goes wrong while a client is made, as one of our errors."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, failure: BaseException | None, traceback: object) -> None:
+@contextmanager
+def _as_access_error() -> Iterator[None]:
+    """Raise an error of the SDK while a client is created as a `LockAccessError`."""
+    try:
+        yield
+    except LockError:
+        raise
+    except Exception as failure:
         from botocore.exceptions import BotoCoreError
 
-        if isinstance(failure, (BotoCoreError, TypeError, ValueError)) and not isinstance(failure, LockError):
-            raise LockAccessError(
-                f"No DynamoDB client can be made from the connection ({failure}): "
-                "check its region, its endpoint URL and the credentials of its aws connection."
-            ) from failure
+        if not isinstance(failure, (BotoCoreError, TypeError, ValueError)):
+            raise
+        raise LockAccessError(
+            f"No DynamoDB client can be created from the connection ({failure}): "
+            "check its region, its endpoint URL and the credentials of its aws connection."
+        ) from failure

@@ -1,4 +1,4 @@
-"""The link from a task to the record of its lock, in the AWS console."""
+"""The link from a task in Airflow's web interface to its lock's record in the AWS console."""
 
 from __future__ import annotations
 
@@ -12,36 +12,43 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.hooks import LockSettings
     from airflow_dynamo_lock.airflow.versions import BaseOperator
 
-
+#: Key of the XCom that contains the link's address.
 LINK_KEY = "lock_record_link"
 
 
 def record_url(settings: LockSettings, region: str | None, key: str) -> str | None:
-    """Where the AWS console shows the record of a lock; None where the table is not in AWS."""
+    """Return the address of a lock's record in the AWS console, or None if the table is not in AWS.
+
+    :param settings: the connection's settings. With an ``endpoint_url``, the table is taken to be outside of AWS.
+    :param region: the table's AWS region, or None if it is unknown.
+    :param key: the lock.
+    """
     if settings.endpoint_url or not region:
         return None
-    place = {
+    fragment = {
         "itemMode": "2",
         "pk": key,
         "sk": LOCK_ENTRY,
         "route": "ROUTE_ITEM_EXPLORER",
         "table": settings.table,
     }
-    return f"https://{region}.console.aws.amazon.com/dynamodbv2/home?region={region}#edit-item?{urlencode(place)}"
+    return f"https://{region}.console.aws.amazon.com/dynamodbv2/home?region={region}#edit-item?{urlencode(fragment)}"
 
 
 class LockRecordLink(BaseOperatorLink):
-    """Shown on acquire tasks and lock operators, from the moment that they look for the lock.
+    """The link *Lock record*, which Airflow shows on acquire tasks and lock operators once they have started.
 
-    Airflow reads a link from an XCom. A task that is deferred, or that ends in the triggerer, has to push that itself.
+    Airflow reads the address from an XCom. It pushes that XCom only when a task ends on a worker, so operators and
+    triggers push it themselves before they wait.
     """
 
     name = "Lock record"
 
     @property
     def xcom_key(self) -> str:
+        """Key of the XCom from which Airflow reads the address."""
         return LINK_KEY
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
-        """The address, as the task has pushed it."""
+        """Return the address that the task has pushed, or an empty string if it has pushed none."""
         return XCom.get_value(key=self.xcom_key, ti_key=ti_key) or ""

@@ -1,4 +1,4 @@
-"""The Airflow plugin: lets Airflow's web interface show the operators' link."""
+"""The Airflow plugin, which registers the operators' link to the lock record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from airflow_dynamo_lock.airflow.versions import AirflowPlugin
 
 
 class DynamoLockPlugin(AirflowPlugin):
-    """Loaded by its entry point."""
+    """Registers `LockRecordLink`. Airflow finds this class by the package's entry point ``airflow.plugins``."""
 
     name = "dynamo_lock"
-    operator_extra_links = [LockRecordLink()]  # noqa: RUF012 - as Airflow declares it
+    operator_extra_links = [LockRecordLink()]  # noqa: RUF012 - Airflow's declaration

@@ -1,4 +1,7 @@
-"""What Airflow asks an installed provider about itself. Importable without any configuration."""
+"""The provider's description, which Airflow reads by the entry point ``apache_airflow_provider``.
+
+Airflow reads it before it has loaded its configuration, so this module imports nothing from Airflow.
+"""
 
 from __future__ import annotations
 
@@ -8,56 +11,66 @@ from airflow_dynamo_lock import __version__
 
 _NAME = "DynamoDB Lock"
 
-#: The fields of a connection, and the options of the configuration section: name → label, type, description.
+#: Fields of a connection, which are also the options of the section ``[dynamo_lock]`` in Airflow's configuration:
+#: name → label, type, description.
 FIELDS: dict[str, tuple[str, str, str]] = {
-    "table": ("Lock table", "string", "The DynamoDB table that holds the locks. Default airflow_locks."),
+    "table": ("Lock table", "string", "The DynamoDB table that contains the locks. Default: airflow_locks."),
     "aws_conn_id": (
         "AWS connection",
         "string",
-        "The connection with the AWS credentials. Default aws_default.",
+        "The connection that contains the AWS credentials. Default: aws_default.",
     ),
-    "region_name": ("Region", "string", "The table's AWS region. Default: the AWS connection's."),
-    "endpoint_url": ("Endpoint URL", "string", "Another DynamoDB endpoint than AWS's own, e.g. a local one."),
+    "region_name": ("Region", "string", "The table's AWS region. Default: the region of the AWS connection."),
+    "endpoint_url": (
+        "Endpoint URL",
+        "string",
+        "A DynamoDB endpoint outside of AWS, for example a local one. Default: the AWS endpoint of the region.",
+    ),
     "lease": (
         "Default lease",
         "number",
-        "How long a lease lasts after its last heartbeat, seconds. Default 120.",
+        "Time for which a lease lasts after its last heartbeat, in seconds. Default: 120.",
     ),
     "deployment": (
         "Deployment name",
         "string",
-        "This deployment's name, shown to those who wait for its locks.",
+        "Name of this Airflow deployment. Logs of other deployments show it while they wait for its locks.",
     ),
     "botocore_config": (
         "SDK settings",
         "string",
-        "Settings of the botocore client that replace ours, as JSON.",
+        "Settings of the botocore client, as JSON. They override the settings that this package makes.",
     ),
     "streams": (
         "Use the table's stream",
         "boolean",
-        "Let triggerers read the table's DynamoDB stream, so that locks are handed over sooner. Default false.",
+        "Let triggerers read the table's DynamoDB stream, for faster hand-over of locks. Default: false.",
     ),
     "format": (
         "Format",
         "string",
-        "The table's format, to share it with another lock library: native (the default), amazon-lock-client, "
-        "python-dynamodb-lock, dyndbmutex, awsflock or s3 (then the lock table is a bucket).",
+        "The table's format: native (the default), or that of another lock library that uses the same table: "
+        "amazon-lock-client, python-dynamodb-lock, dyndbmutex, awsflock or s3. With s3, enter the name of a bucket "
+        "as the lock table.",
     ),
     "partition_key": (
         "Partition key",
         "string",
-        "How another library's table names its partition key. Default: as the library does.",
+        "Name of the table's partition key, if the format is another library's. Default: that library's default.",
     ),
-    "sort_key": ("Sort key", "string", "The same for its sort key."),
+    "sort_key": (
+        "Sort key",
+        "string",
+        "Name of the table's sort key, if the format is another library's. Default: that library's default.",
+    ),
 }
 
-#: The standard fields of a connection that its form does not show.
+#: Standard fields of Airflow's connections that the form does not show.
 HIDDEN_FIELDS = ["host", "port", "login", "password", "schema", "extra"]
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The provider's description."""
+    """Return the provider's description, in the layout of Airflow's ``provider_info.schema.json``."""
     return {
         "package-name": "airflow-dynamo-lock",
         "name": _NAME,
@@ -98,7 +111,7 @@ def get_provider_info() -> dict[str, Any]:
         "cli": ["airflow_dynamo_lock.cli.airflow.commands"],
         "config": {
             "dynamo_lock": {
-                "description": "The lock table, where there is no connection dynamo_lock_default.",
+                "description": "Settings of the lock table. Used if there is no connection dynamo_lock_default.",
                 "options": {
                     name: {
                         "description": description,

@@ -1,4 +1,4 @@
-"""`DynamoLockSensor`: waits until a lock is available, without acquiring it."""
+"""`DynamoLockSensor`, which waits until slots of a lock are available and does not acquire them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
 class DynamoLockSensor(BaseSensorOperator):
     """Waits until slots of a lock are free, or their holders are dead.
 
-    The sensor acquires nothing and is not queued, so another run may take the slots the next moment. To work under
-    the lock, acquire it (`DynamoLock`).
+    The sensor acquires nothing and is not queued, so another run may take the slots immediately afterwards. To run
+    tasks while the lock is held, use `DynamoLock`.
 
-    In reschedule mode each poke is a new process, so it can prove a holder's death only by server time.
+    In reschedule mode, each poke is a new process. It has no earlier reads to compare with, so it can prove that a
+    holder is dead only by server time, ten seconds later than a process that keeps polling.
 
-    :param key: the name of the locked resource. (templated)
+    :param key: name of the lock. (templated)
     :param slots: number of slots that must be free. (templated)
-    :param lock_mode: ``"shared"`` waits until there is no exclusive holder; ``"exclusive"`` waits until an
-        exclusive claim could be granted. The parameter ``mode`` is Airflow's, as for every sensor. (templated)
-    :param deferrable: wait in the triggerer; if False, wait as other sensors do, with ``mode="poke"`` or
+    :param lock_mode: ``"exclusive"`` waits until an exclusive claim of the slots could be granted, and ``"shared"``
+        until there is no exclusive holder. Not to be confused with ``mode``, which Airflow defines for all sensors.
+        (templated)
+    :param deferrable: wait in the triggerer. If False, wait on a worker as other sensors do, with ``mode="poke"`` or
         ``mode="reschedule"``.
-    :param poke_interval: time between reads of the lock, in seconds or as timedelta. Default: 5 s; in reschedule
-        mode 60 s.
-    :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
+    :param poke_interval: time between two reads of the lock, in seconds or as timedelta. Default: 60 s in reschedule
+        mode, else 5 s.
+    :param dynamo_lock_conn_id: id of the Airflow connection that names the lock table. (templated)
     :raises LockValueError: an argument is not valid.
     """
 
@@ -53,7 +55,7 @@ class DynamoLockSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         if poke_interval is None:
-            # Airflow fails a task that it reschedules before the executor has reported the end of the last poke.
+            # Airflow fails a task that is due again before the executor has reported the end of its last poke.
             poke_interval = 60.0 if kwargs.get("mode") == "reschedule" else 5.0
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.key = key
@@ -73,6 +75,7 @@ class DynamoLockSensor(BaseSensorOperator):
         return {name: lock_options.plain(getattr(self, name)) for name in names}
 
     def execute(self, context: Context) -> Any:
+        """Read the lock once, and continue in the triggerer if the slots are not free."""
         from airflow_dynamo_lock.airflow.triggers import DynamoLockSensorTrigger
 
         if not self.deferrable or runs_in_dag_test():
@@ -85,10 +88,11 @@ class DynamoLockSensor(BaseSensorOperator):
     def poke(self, context: Context) -> bool:
         """Read the lock once.
 
-        :returns: whether the slots could be acquired.
+        :returns: whether a claim of the slots could be granted.
+        :raises LockError: the lock could not be read.
         """
         if not hasattr(self, "_client"):
-            # The client is kept between pokes, because its earlier reads may prove that a holder is dead.
+            # Kept between pokes: the client compares each read with earlier ones, to prove that a holder is dead.
             self._client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
         record, free = self._client.look(
             self.key, slots=lock_options.whole("slots", self.slots), mode=self.lock_mode
@@ -98,4 +102,4 @@ class DynamoLockSensor(BaseSensorOperator):
         return free
 
     def execute_complete(self, context: Context, event: Any) -> None:
-        """Do nothing: the trigger has done the waiting."""
+        """Do nothing. Airflow needs a method to defer to, but the trigger ends the task when the slots are free."""

@@ -1,9 +1,12 @@
-"""What a trigger asks Airflow: whether its task still waits for it, and whether another task of the run has ended.
+"""Lets triggers ask Airflow for the states of tasks.
 
-Airflow leaves the trigger of a task that is cleared while deferred running, and starts it anew whenever it ends, until
-the task is deferred once more, with another trigger. Such an orphan must not take a lock, or keep one alive, for a task
-that may not run for days. So each trigger of ours asks before it starts, and all of a process ask together, from time
-to time, while they run.
+If a task is cleared while it is deferred, Airflow leaves its trigger running, and restarts the trigger whenever it
+ends, until the task is deferred again with another trigger. Such an orphaned trigger must not acquire a lock, or
+renew a lease, for a task that may not run for days. So each trigger of this package asks for the state of its own
+task before it starts to work, and every `EVERY` seconds while it works.
+
+Airflow answers a triggerer one request at a time, and hundreds of triggers may run there. So the triggers of a
+process share their requests.
 """
 
 from __future__ import annotations
@@ -16,28 +19,31 @@ from typing import Any
 
 from airflow_dynamo_lock.log import log
 
-#: Seconds between questions.
+#: Interval between requests while triggers wait for a change of state, in seconds.
 EVERY = 20.0
-# Runs in one question, which travels in a URL.
-_RUNS = 100
-# The states in which a task stays.
+# Maximum number of runs in one request. Airflow sends their ids in a URL.
+_RUNS_PER_REQUEST = 100
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
 async def until_deferred(ti: Any) -> None:
-    """Wait while the task instance is not deferred."""
-    while await _matches(_Question(ti, ti.task_id, _is_not_deferred)):  # noqa: ASYNC110 - there is no event for it
+    """Return as soon as a task instance is deferred, or Airflow does not return its state."""
+    while await _matches_now(_Query(ti, ti.task_id, _is_not_deferred)):  # noqa: ASYNC110 - Airflow has no event
         await asyncio.sleep(EVERY)
 
 
 async def until_orphaned(ti: Any) -> None:
-    """Wait while the task instance is deferred."""
-    await _until(_Question(ti, ti.task_id, _is_not_deferred))
+    """Wait until a task instance is no longer deferred, so that its trigger is orphaned."""
+    await _until_match(_Query(ti, ti.task_id, _is_not_deferred))
 
 
 async def until_ended(ti: Any, task_id: str) -> None:
-    """Wait until another task of the same run, at the same map index, has ended, in whatever way."""
-    await _until(_Question(ti, task_id, _ENDED.__contains__))
+    """Wait until another task of the same run and map index has ended, with or without success.
+
+    :param ti: the task instance of the trigger that waits.
+    :param task_id: id of the other task.
+    """
+    await _until_match(_Query(ti, task_id, _ENDED.__contains__))
 
 
 def _is_not_deferred(state: str | None) -> bool:
@@ -45,90 +51,105 @@ def _is_not_deferred(state: str | None) -> bool:
 
 
 @dataclass(eq=False)
-class _Question:
-    """Whether a task beside `ti`, or that one itself, is in one of some states."""
+class _Query:
+    """Asks whether the state of a task matches a condition.
+
+    :ivar ti: a task instance of the same run and map index.
+    :ivar task_id: id of the task.
+    :ivar condition: whether a state matches. Airflow reports None for a task without a state.
+    :ivar answered: set when `matches` is known.
+    :ivar matches: whether the state matched. False if Airflow did not return the state.
+    """
 
     ti: Any
     task_id: str
-    matches: Callable[[str | None], bool]
+    condition: Callable[[str | None], bool]
     answered: asyncio.Event = field(default_factory=asyncio.Event)
-    answer: bool = field(default=False, init=False)
+    matches: bool = field(default=False, init=False)
 
 
-# What is to be asked now, and once; and what is asked again and again until Airflow says yes.
-_new: list[_Question] = []
-_asking_new: asyncio.Task[None] | None = None
-_waiting: set[_Question] = set()
-_asking: asyncio.Task[None] | None = None
+# Queries that wait for the next request, each of which is sent once, and the task that sends them.
+_new: list[_Query] = []
+_sending: asyncio.Task[None] | None = None
+# Queries that are repeated every `EVERY` seconds until they match, and the task that repeats them.
+_repeated: set[_Query] = set()
+_repeating: asyncio.Task[None] | None = None
 
 
-async def _matches(question: _Question) -> bool:
-    """Ask now. Airflow answers a triggerer one question at a time, and hundreds may start at the same moment: those who
-    come while it answers ask the next one together."""
-    global _asking_new
-    _new.append(question)
-    if _asking_new is None or _asking_new.done():
-        _asking_new = asyncio.create_task(_ask_new(), name="dynamo-lock new deferrals")
-    await question.answered.wait()
-    return question.answer
+async def _matches_now(query: _Query) -> bool:
+    """Send a query as soon as the current request is answered, together with all others that wait for that."""
+    global _sending
+    _new.append(query)
+    if _sending is None or _sending.done():
+        _sending = asyncio.create_task(_send_new(), name="dynamo-lock new task state queries")
+    await query.answered.wait()
+    return query.matches
 
 
-async def _ask_new() -> None:
+async def _send_new() -> None:
     while _new:
-        together = _new.copy()
+        batch = _new.copy()
         _new.clear()
-        for question in await _answered(together):
-            question.answer = True
-        for question in together:
-            question.answered.set()
+        for query in await _matching(batch):
+            query.matches = True
+        for query in batch:
+            query.answered.set()
 
 
-async def _until(question: _Question) -> None:
-    global _asking
-    _waiting.add(question)
+async def _until_match(query: _Query) -> None:
+    """Repeat a query until it matches, together with all others that are repeated."""
+    global _repeating
+    _repeated.add(query)
     try:
-        if _asking is None or _asking.done():
-            _asking = asyncio.create_task(_ask(), name="dynamo-lock deferrals")
-        await question.answered.wait()
+        if _repeating is None or _repeating.done():
+            _repeating = asyncio.create_task(_repeat(), name="dynamo-lock repeated task state queries")
+        await query.answered.wait()
     finally:
-        _waiting.discard(question)
+        _repeated.discard(query)
 
 
-async def _ask() -> None:
-    while _waiting:
+async def _repeat() -> None:
+    while _repeated:
         await asyncio.sleep(EVERY)
-        for question in await _answered(list(_waiting)):
-            question.answered.set()
+        for query in await _matching(list(_repeated)):
+            query.matches = True
+            query.answered.set()
 
 
-async def _answered(questions: Collection[_Question]) -> list[_Question]:
-    """Those to which Airflow's database says yes. Where it gives no answer, that is no: nothing is given up for a
-    question that was not answered."""
+async def _matching(queries: Collection[_Query]) -> list[_Query]:
+    """Return the queries that match.
+
+    If a request fails, its queries do not match, so that no trigger stops because of an unknown state.
+    """
     from airflow.sdk.execution_time import comms, task_runner
 
     by_dag = defaultdict(list)
-    for question in questions:
-        by_dag[question.ti.dag_id].append(question)
-    found = []
+    for query in queries:
+        by_dag[query.ti.dag_id].append(query)
+    matching = []
     for dag_id, of_dag in by_dag.items():
-        for first in range(0, len(of_dag), _RUNS):
-            some = of_dag[first : first + _RUNS]
-            message = comms.GetTaskStates(
+        for start in range(0, len(of_dag), _RUNS_PER_REQUEST):
+            batch = of_dag[start : start + _RUNS_PER_REQUEST]
+            request = comms.GetTaskStates(
                 dag_id=dag_id,
-                task_ids=sorted({each.task_id for each in some}),
-                run_ids=sorted({each.ti.run_id for each in some}),
+                task_ids=sorted({query.task_id for query in batch}),
+                run_ids=sorted({query.ti.run_id for query in batch}),
             )
             try:
-                answer: Any = await task_runner.SUPERVISOR_COMMS.asend(message)
-                states = answer.task_states
+                answer: Any = await task_runner.SUPERVISOR_COMMS.asend(request)
+                states = answer.task_states  # run id → name of the task → state
             except Exception:
-                log.debug("Airflow does not say in which state the tasks of %r are.", dag_id, exc_info=True)
+                log.debug("Could not read the task states of the DAG %r from Airflow.", dag_id, exc_info=True)
                 continue
-            found += [each for each in some if each.matches(states.get(each.ti.run_id, {}).get(_name(each)))]
-    return found
+            matching += [
+                query
+                for query in batch
+                if query.condition(states.get(query.ti.run_id, {}).get(_name_in_answer(query)))
+            ]
+    return matching
 
 
-def _name(question: _Question) -> str:
-    """As Airflow's answer names it."""
-    map_index = question.ti.map_index
-    return question.task_id if map_index < 0 else f"{question.task_id}_{map_index}"
+def _name_in_answer(query: _Query) -> str:
+    """The name by which Airflow's answer lists a task: its id, followed by the map index if it has one."""
+    map_index = query.ti.map_index
+    return query.task_id if map_index < 0 else f"{query.task_id}_{map_index}"

@@ -31,7 +31,8 @@ from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.lock_options import OnTimeout
     from airflow_dynamo_lock.client.async_client import AsyncLockClient
-    from airflow_dynamo_lock.client.options import ClaimOptions, Mode
+    from airflow_dynamo_lock.client.options import ClaimOptions
+    from airflow_dynamo_lock.core.model.claim import Mode
 
 
 # How soon a keeper sees that its lease was given back, at the latest, while DynamoDB can be reached, in seconds.

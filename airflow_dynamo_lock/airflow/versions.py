@@ -1,6 +1,7 @@
-"""All that differs between Airflow 3.0 and 3.3, and all that Airflow does without documenting it.
+"""Differences between Airflow 3.0 and 3.3, and uses of Airflow's undocumented internals.
 
-The rest of the package imports Airflow's names from here, and asks no version.
+The other modules import from here the names that Airflow has moved between versions, and never compare versions
+themselves.
 """
 
 from __future__ import annotations
@@ -53,16 +54,18 @@ _Hook = TypeVar("_Hook", bound=type[Any])
 
 _VERSION = tuple(int(part) for part in _version.split(".")[:2])
 
-#: Whether the scheduler can defer a task by itself, and whether the triggerer then renders its templates.
+#: Whether the scheduler can defer a task by itself, so that the task starts in the triggerer and not on a worker.
 STARTS_IN_TRIGGERER = _VERSION not in ((3, 1), (3, 2))
+
+#: Whether the triggerer renders the templates of a task that starts there.
 RENDERS_IN_TRIGGERER = _VERSION >= (3, 3)
 
-#: Whether ``airflow dynamo-lock`` exists: earlier versions ignore the commands of a provider.
+#: Whether the command ``airflow dynamo-lock`` exists. Earlier versions ignore the commands of providers.
 HAS_PROVIDER_COMMANDS = _VERSION >= (3, 2)
 
-#: Shortest time in seconds from the start of a trigger to the event that resumes its task on a worker, if the task was
-#: deferred on a worker as well. The executor reports the end of the deferring process as "success". If the task is
-#: queued again before the scheduler has seen that report, the scheduler marks the resumed task as failed while it runs
+#: Minimum time in seconds from the start of a trigger to the event that resumes its task on a worker, if the task was
+#: deferred on a worker. The executor reports the end of the deferring process as "success". If the task is queued
+#: again before the scheduler has read that report, the scheduler marks the resumed task as failed while it runs
 #: (apache/airflow issues 66374, 67287, 71580 and 72716; open in 3.3.2).
 RESUME_AFTER = 12.0
 
@@ -70,38 +73,40 @@ RESUME_AFTER = 12.0
 def may_start_from_trigger(operator: BaseOperator, arguments: Any) -> bool:
     """Whether the scheduler can defer `operator` by itself, so that waiting needs no worker.
 
-    Airflow 3.3 renders templates in the triggerer, but without the DAG's own macros and filters and without XComs, and
-    it resolves no references to the results of other tasks or to the arguments of a mapped group. Airflow 3.0 renders
-    nothing there. Where `arguments` need more, the operator starts on a worker, tries once, and defers from there.
+    The triggerer of Airflow 3.0 renders no templates. That of Airflow 3.3 renders them without the DAG's own macros and
+    filters and without XComs. No triggerer resolves references to the results of other tasks, or to the arguments of a
+    mapped task group. If `arguments` need any of these, the operator has to start on a worker.
 
-    :param arguments: the arguments of the trigger.
+    :param operator: the operator, with its DAG if it has one.
+    :param arguments: the arguments of its trigger.
     """
     from airflow.sdk.definitions._internal.mixins import ResolveMixin
 
     if not STARTS_IN_TRIGGERER:
         return False
-    leaves = list(_leaves(arguments))
+    values = list(_leaves(arguments))
+    if any(isinstance(value, ResolveMixin) for value in values):
+        return False
     if not RENDERS_IN_TRIGGERER:
-        return not any(
-            isinstance(each, ResolveMixin) or "{{" in str(each) or "{%" in str(each) for each in leaves
-        )
+        return not any("{{" in str(value) or "{%" in str(value) for value in values)
     dag = operator.get_dag() if operator.has_dag() else None
-    has_macros = dag is not None and (dag.user_defined_macros or dag.user_defined_filters)
-    return not has_macros and not any(
-        isinstance(each, ResolveMixin) or "xcom" in str(each) for each in leaves
-    )
+    if dag is not None and (dag.user_defined_macros or dag.user_defined_filters):
+        return False
+    return not any("xcom" in str(value) for value in values)
 
 
 async def in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Call a blocking function of Airflow's from the event loop of a triggerer, in a thread.
+    """Run a blocking function of Airflow in a thread, and await its result in the event loop of a triggerer.
 
-    ``XCom.set``, ``XCom.get_one`` and ``BaseHook.get_connection`` work this way in every version; their asynchronous
-    forms came with 3.1 to 3.3. The call outlasts a cancellation: before 3.3 a request to the triggerer's supervisor
-    that is cut off leaves its answer to the next request, of whatever trigger, which then fails.
+    ``XCom.set``, ``XCom.get_one`` and ``BaseHook.get_connection`` can be called like this in every version. Airflow
+    added their asynchronous forms in 3.1 to 3.3.
+
+    If the caller is cancelled, the call itself continues. Before Airflow 3.3, a request to the triggerer's supervisor
+    that is cancelled leaves its answer unread, and the next request of any trigger reads it and fails.
     """
     from asgiref.sync import sync_to_async
 
-    # Not thread-sensitive: that one thread is shared with all other triggers, which may block it.
+    # With thread_sensitive=True, all triggers would share one thread, and a blocked call would delay the others.
     calling = asyncio.ensure_future(sync_to_async(call, thread_sensitive=False)(*args, **kwargs))
     return await asyncio.shield(calling)
 
@@ -109,15 +114,17 @@ async def in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs)
 def with_connection_form(
     fields: Mapping[str, tuple[str, str, str]], hidden: list[str]
 ) -> Callable[[_Hook], _Hook]:
-    """A decorator that gives a hook the form of its connection in Airflow before 3.2, which does not read
-    ``conn-fields``. Airflow looks for these methods in the hook's own class, and drops forms with other kinds of field.
+    """Return a class decorator that adds the connection form to a hook, on Airflow before 3.2.
 
-    :param fields: name → label, type and description, as in `provider_info`.
-    :param hidden: the standard fields that the form does not show.
+    Airflow 3.2 and later read the form from ``conn-fields`` in the provider's description. Earlier versions call two
+    methods of the hook's own class, not of a base class, and drop forms with other types of field than these two.
+
+    :param fields: name → label, type and description, as in `provider_info.FIELDS`.
+    :param hidden: names of the standard fields that the form does not show.
     """
 
     def get_connection_form_widgets() -> dict[str, Any]:
-        # Airflow 3.0 has this library from its FAB provider. Without it, the form shows the extra as JSON.
+        # Airflow 3.0 gets this library from its FAB provider. Without it, the form shows the extra as JSON.
         from wtforms import BooleanField, StringField
 
         return {
@@ -138,9 +145,10 @@ def with_connection_form(
 
 
 def runs_in_dag_test() -> bool:
-    """Whether this process is a ``dag.test()``, which runs all tasks one after the other in one process.
+    """Whether this process runs ``dag.test()``, which runs all tasks in one process, one after the other.
 
-    Nothing can wait there for another task of the same run, and triggers get neither templates nor a task instance.
+    There, a task that waits for another task of the same run never ends, and triggers get neither rendered templates
+    nor a task instance.
     """
     from airflow.sdk.execution_time import supervisor, task_runner
 
@@ -150,8 +158,10 @@ def runs_in_dag_test() -> bool:
 
 
 def is_talking_to_supervisor(frame: Any) -> bool:
-    """Whether `frame` is inside a request from a task to its supervisor: interrupted there, the next request would
-    read the answer to this one."""
+    """Whether `frame` is part of a request from a task to its supervisor.
+
+    Such a request must not be interrupted: the next request would read its answer.
+    """
     while frame is not None:
         if frame.f_globals.get("__name__") == "airflow.sdk.execution_time.comms":
             return True
@@ -160,8 +170,10 @@ def is_talking_to_supervisor(frame: Any) -> bool:
 
 
 def running_task() -> FrameType | None:
-    """The frame of Airflow's task runner from which the code of a task was called that calls this. None outside of
-    Airflow."""
+    """Return the frame of Airflow's task runner that called the task's code, from which this function is called.
+
+    :returns: None outside of an Airflow task.
+    """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__") != "airflow.sdk.execution_time.task_runner":
         frame = frame.f_back
@@ -169,7 +181,8 @@ def running_task() -> FrameType | None:
 
 
 def has_ended(frame: FrameType) -> bool:
-    """Whether a function has returned, or raised: then its frame can be cleared. From any thread."""
+    """Whether the function that runs in `frame` has returned or raised. May be called from any thread."""
+    # Python refuses to clear the frame of a function that still runs.
     try:
         frame.clear()
     except RuntimeError:
@@ -178,22 +191,25 @@ def has_ended(frame: FrameType) -> bool:
 
 
 def end_process() -> NoReturn:
-    """End this process and its children at once. Airflow fails the task, or retries it.
+    """Kill all child processes, and exit this process at once with status 1. Airflow fails or retries the task.
 
-    By process id, not by process group: before Airflow 3.3 a task is in the group of its supervisor.
+    The children are killed by process id, not by process group, because before Airflow 3.3 a task is in the process
+    group of its supervisor.
     """
     try:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 child.kill()
     finally:
-        os._exit(1)  # not SIGKILL, which Airflow takes for a lack of memory
+        os._exit(1)  # Airflow would report a SIGKILL as lack of memory
 
 
 @contextmanager
 def as_execute(operator: BaseOperator) -> Iterator[None]:
-    """Call ``operator.execute`` from a method that resumed the task, without Airflow's warning against calling it by
-    hand."""
+    """Allow ``operator.execute`` to be called inside the ``with`` block.
+
+    Airflow calls another method when it resumes a deferred task, and warns if that method calls ``execute``.
+    """
     from airflow.sdk.bases.operator import ExecutorSafeguard
 
     token = ExecutorSafeguard.tracker.set(operator)
@@ -204,6 +220,7 @@ def as_execute(operator: BaseOperator) -> Iterator[None]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
+    """Iterate over the values in nested dictionaries, lists, tuples and sets."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple, set)):
