@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from airflow_dynamo_lock.core.effects import Request
+from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
 from airflow_dynamo_lock.core.table.grant_writes import GrantWrites
@@ -119,8 +121,9 @@ def attributes(heading: str) -> set[str]:
 
 def test_the_page_has_all_attributes() -> None:
     lock, holder = attributes("### The lock item"), attributes("### A holder")
-    assert lock | holder | {"key", "entry", "process"} == set(ATTRIBUTES) | {"owner", "grace_ms", "about"}
-    claim = HOST.claim("me", min_hold_ms=1, about={"dag": "etl"})
+    assert lock <= set(ATTRIBUTES) <= lock | holder | {"key", "entry", "process"}
+    texts = {each.name: "text" for each in fields(Claim) if each.type == "str | None"}
+    claim = HOST.claim("me", min_hold_ms=1, about={"dag": "etl"}, **texts)
     assert holder - {"draining", "cooling_down"} == holder_values(claim, STAMP, took_over=True).keys()
     waiter = Waiter(KEY, "0999/1/a", "me", "me", 1, 1, 0, 1, 1, "p", "v", 1, {"dag": "etl"})
     listed = set(re.findall(r"`(\w+)`", section("### A waiter").partition("The other attributes are")[2]))
