@@ -1,7 +1,7 @@
 """Locks that Airflow deployments share through a DynamoDB table.
 
-Names are loaded when they are used: a DAG file that imports `DynamoLock` loads no AWS SDK, and a script that imports
-`LockClient` loads no Airflow.
+The package imports a module when a name from it is first used. So a DAG file that imports `DynamoLock` does
+not import an AWS SDK, and a script that imports `LockClient` does not import Airflow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
+# Public names, and the modules that define them. The imports below repeat them for type checkers.
+_MODULES = {
     "AsyncLockClient": "client.async_client",
     "CapacityMismatchError": "core.model.errors",
     "Draining": "core.model.outcomes",
@@ -48,7 +49,7 @@ _HOMES = {
     "sdk_config": "client.sdk",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULES)
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.hooks import DynamoLockHook as DynamoLockHook
@@ -90,11 +91,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULES})

@@ -1,13 +1,16 @@
-"""A DynamoDB to try locks on, without AWS: moto behind a small HTTP server, every request answered one at a time.
+"""A DynamoDB in memory, to try locks without AWS: an HTTP server in front of moto.
+
+From a shell, this command prints the endpoint's URL when it is ready, and serves requests until it receives
+Ctrl-C or SIGTERM:
 
     python -m airflow_dynamo_lock.embedded --port 8001
 
-prints its endpoint URL once it can answer, and keeps everything in memory until it is ended (Ctrl-C or SIGTERM).
-In a test or a notebook, ``with EmbeddedDynamoDB() as db: … db.endpoint_url …`` does the same.
+In a test or a notebook, use `EmbeddedDynamoDB`.
 
-moto checks a write's condition and then stores the item, with nothing in between that keeps other threads out. A lock
-built on conditional writes is only as good as their atomicity, so one lock here covers the whole of each request's
-execution. It is for trying things out, not for production: no credentials are checked, and nothing is saved.
+moto checks the condition of a write first, and stores the item afterwards. Two threads could both pass the
+check, and both acquire a lock. So the server executes one request at a time.
+
+Not for production: the server checks no credentials and saves nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +29,24 @@ if TYPE_CHECKING:
 
     from werkzeug.test import TestResponse
 
-# What moto stores belongs to the process, not to a server, and so does the lock around it.
-_one_at_a_time = threading.Lock()
+# Held while moto executes a request. All servers of a process share it, because moto's data is global.
+_execution_lock = threading.Lock()
 
 
 class EmbeddedDynamoDB:
-    """An empty DynamoDB, served on ``endpoint_url`` for the length of a ``with`` block.
+    """Serves an empty DynamoDB inside a ``with`` block.
 
-    One at a time in a process: two would share their tables.
+        with EmbeddedDynamoDB() as db:
+            client = boto3.client("dynamodb", endpoint_url=db.endpoint_url)
+
+    Use only one at a time in a process: the start of a second one deletes the tables of the first, and they
+    share their tables from then on.
+
+    :param host: address to listen on.
+    :param port: port to listen on; 0 selects a free one.
+    :ivar endpoint_url: URL of the server, inside the ``with`` block.
+    :raises ImportError: at the start of the block, if a package of the extra ``embedded`` is not installed.
+    :raises OSError: at the start of the block, if the server cannot listen on the address.
     """
 
     endpoint_url: str
@@ -58,41 +71,43 @@ class EmbeddedDynamoDB:
 
 
 class _Moto:
-    """moto's DynamoDB, emptied, executing one request at a time."""
+    """moto's services, without data. Executes one request at a time."""
 
     def __init__(self) -> None:
         try:
-            import flask_cors  # noqa: F401 - first, because moto adds a warning of its own when it is missing
+            import flask_cors  # noqa: F401 - if it is missing, moto's import adds a warning of its own
             from moto.core.model_instances import reset_model_data
             from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
             from werkzeug.test import Client
         except ImportError as missing:
             raise ImportError(
-                f"The embedded DynamoDB needs {missing.name}: pip install 'airflow-dynamo-lock[embedded]'"
+                f"The embedded DynamoDB needs the package {missing.name}. "
+                "Run: pip install 'airflow-dynamo-lock[embedded]'"
             ) from missing
 
         application = DomainDispatcherApplication(create_backend_app)
-        # moto loads a service when it is first asked for; this one now, so that the first request is not a slow one.
+        # moto loads a service at the first request for it, which takes long. Load this one now.
         application.app_instances["dynamodb"] = create_backend_app("dynamodb")
         self._client = Client(application)
         self._client.post("/moto-api/reset")
-        self._forget_copies = reset_model_data
+        self._discard_copies = reset_model_data
 
     def execute(
         self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes
     ) -> TestResponse:
-        with _one_at_a_time:
+        """Execute one request, when no other request of the process is executed."""
+        with _execution_lock:
             answer = self._client.open(path, method=method, headers=headers, data=body, buffered=True)
-            self._forget_copies()  # moto keeps every version of every item, for its dashboard
+            self._discard_copies()  # moto keeps a copy of each version of each item for its dashboard
         return answer
 
 
 class _Server(ThreadingTCPServer):
-    """A thread per connection; each ends with its client, or with the process."""
+    """The HTTP server, with one thread per connection. A thread ends when its client disconnects."""
 
     allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 1024  # a test may start hundreds of clients at the same moment
+    daemon_threads = True  # an open connection does not keep the process from exiting
+    request_queue_size = 1024  # a test may start hundreds of clients at the same time
 
     def __init__(self, address: tuple[str, int], moto: _Moto) -> None:
         super().__init__(address, _Connection)
@@ -100,26 +115,29 @@ class _Server(ThreadingTCPServer):
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """One client's connection, kept open between its requests (werkzeug's own server closes it after each)."""
+    """The connection of one client. Unlike in werkzeug's server, it stays open between requests."""
 
     server: _Server
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # head and body are two packets: the second must not wait for an ACK
+    # The head and the body of an answer are two packets. With Nagle's algorithm, the second waits for an ACK.
+    disable_nagle_algorithm = True
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # clients that are killed, or give up waiting, are what locks are for
+        """Answer requests until the client disconnects. A lost connection is no error."""
+        with suppress(ConnectionError):
             super().handle()
 
     def do_POST(self) -> None:
-        """DynamoDB has no other method; the rest is for locks in S3."""
+        """Execute a request of any method. DynamoDB uses POST only; the others are for locks in S3."""
         length = int(self.headers.get("Content-Length", 0))
-        body = self.rfile.read(length)  # a slow sender holds up nobody
-        if len(body) < length:  # killed while it sent
+        # Read the whole body before the request is executed, so that a slow client does not delay the others.
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client has disconnected before it had sent the whole request
             self.close_connection = True
             return
         answer = self.server.moto.execute(self.command, self.path, self.headers.items(), body)
         self.send_response_only(answer.status_code)
-        self.send_header("Date", self.date_time_string())  # the clock that clients judge staleness by
+        self.send_header("Date", self.date_time_string())  # the lock clients read DynamoDB's time from it
         for name, value in answer.headers:
             self.send_header(name, value)
         self.end_headers()
@@ -129,31 +147,34 @@ class _Connection(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_DELETE = do_POST
 
     def log_message(self, format: str, *args: object) -> None:
-        """No access log."""
+        """Write no access log."""
 
 
 def main() -> None:
+    """Run the command ``python -m airflow_dynamo_lock.embedded``."""
     parser = argparse.ArgumentParser(
         prog="python -m airflow_dynamo_lock.embedded",
-        description="Serve a DynamoDB in memory, to try locks on.",
+        description="Serve a DynamoDB in memory, to try locks without AWS.",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=int, default=0, help="port to listen on; 0, the default, takes a free one"
+        "--port", type=int, default=0, help="port to listen on; 0 selects a free one (default: %(default)s)"
     )
     options = parser.parse_args()
 
-    # Threads inherit the blocked signals, which leaves both to sigwait() below, however early they come.
-    ending = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    # Blocked before any thread starts, because threads inherit the mask. So only sigwait() receives these
+    # signals, even if they arrive before the server is ready.
+    end_signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, end_signals)
     try:
         with EmbeddedDynamoDB(host=options.host, port=options.port) as db:
             print(db.endpoint_url, flush=True)
-            signal.sigwait(ending)
+            signal.sigwait(end_signals)
     except ImportError as missing:
         sys.exit(str(missing))
     except (OSError, OverflowError) as refused:
-        sys.exit(f"Cannot listen on {options.host}:{options.port}: {refused}")
+        address = f"{options.host}:{options.port}"
+        sys.exit(f"Could not listen on {address} ({refused}): choose another --host or --port.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The package's one logger."""
+"""The logger that all modules of the package use, named ``airflow_dynamo_lock``."""
 
 from __future__ import annotations
 

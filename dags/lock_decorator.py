@@ -1,4 +1,4 @@
-"""`@task.dynamo_lock`: a decorated function is a task that runs while it holds a lock."""
+"""`@task.dynamo_lock` makes a function a task that holds a lock while the function runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def today() -> str:
     return "2026-11-20"
 
 
-# Skipped, not failed, if somebody else is still at work ten minutes later.
+# If the lock is not free within 600 seconds, the task is skipped and does not fail.
 @task.dynamo_lock(key="reports/daily", timeout=600, on_timeout="skip")
 def publish(day: str) -> str:
     lease = get_current_context()["dynamo_lock"]

@@ -1,7 +1,8 @@
-"""Fencing: the database refuses a writer that has lost the lock without having noticed.
+"""Fencing tokens: the database refuses late writes from a process that has lost the lock.
 
-A process may be paused after its last look at the lease, and write when somebody else holds the lock. Each grant of a
-lock has a larger token than the one before. A row that remembers the largest token it saw can tell the two apart.
+A process may be paused after it has checked its lease, and write when another run already holds the lock.
+Each grant of a lock has a larger token than the grant before. Each write stores its token in the row, and the
+row accepts no write with a smaller token than the stored one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from airflow.sdk import DAG, get_current_context, task
 
 from airflow_dynamo_lock import DynamoLock
 
-# A file, so that the example needs no database. Yours is one that all workers share.
+# A local file, so that the example needs no server. In production, all workers share a database.
 DATABASE = Path(tempfile.gettempdir()) / "dynamo_lock_fencing.db"
 
 
@@ -30,13 +31,15 @@ def prepare() -> None:
 def deposit(amount: int) -> None:
     token = get_current_context()["dynamo_lock"].token
     with closing(sqlite3.connect(DATABASE)) as db, db:
-        # Not <, because one lease may write more than once.
+        # `<=` and not `<`, because one lease may write more than once.
         written = db.execute(
             "UPDATE account SET balance = balance + ?, token = ? WHERE name = 'cash' AND token <= ?",
             (amount, token, token),
         )
         if not written.rowcount:
-            raise RuntimeError("A later holder of the lock has written already: this write came too late.")
+            raise RuntimeError(
+                "A later holder of the lock has already written: start a new run to deposit the amount."
+            )
 
 
 with DAG("dynamo_lock_fencing", schedule=None, doc_md=__doc__):

@@ -1,6 +1,6 @@
-"""Tasks that only one run works on at a time, in all the Airflow deployments that share the lock table.
+"""A group of tasks under a lock. Only one run at a time executes them, in all Airflow deployments together.
 
-While another run holds the lock, `acquire` waits in the triggerer and no task of the group occupies a worker.
+While another run holds the lock, `acquire` waits in the triggerer. No task of the group occupies a worker.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def load(orders: str) -> None:
 
 @task
 def report() -> None:
-    print("The orders are loaded. Another run may be working on them by now.")
+    print("The orders are loaded. Another run may already hold the lock.")
 
 
 with DAG("dynamo_lock_group", schedule=None, doc_md=__doc__):
     with DynamoLock("warehouse/orders", timeout=timedelta(hours=2)) as lock:
         load(extract())
-    lock >> report()  # when load() is done; it does not wait for the release
+    lock >> report()  # starts when load() has ended, and does not wait for the release

@@ -1,4 +1,7 @@
-"""A lock per table, for tables that are known only when the DAG runs: each map index waits for its own key."""
+"""A mapped task group with one lock per map index.
+
+The keys are the result of a task. Each map index acquires, holds and releases the lock of its own key.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def keys(names: list[str]) -> list[str]:
 @task
 def vacuum() -> str:
     lease = get_current_context()["dynamo_lock"]
-    print(f"Vacuuming the table behind {lease.key!r}.")
+    print(f"Vacuuming the table that the lock {lease.key!r} protects.")
     return lease.key
 
 

@@ -1,6 +1,6 @@
-"""One Python function under a lock, in a task of its own: the operator waits, runs it, and releases the lock.
+"""An operator that waits for a lock, runs a Python function while it holds the lock, and releases it.
 
-The key is a template, so that two runs for different customers do not wait for each other.
+The key is a template. Runs for different customers use different locks, and do not wait for each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from airflow_dynamo_lock import DynamoLockOperator
 
 def send_invoice(customer: str, **context: Any) -> str:
     lease = context["dynamo_lock"]
-    print(f"Nobody else invoices {customer} now: this is grant {lease.token} of {lease.key!r}.")
+    print(f"Only this run invoices {customer} now. It holds {lease.key!r} with the token {lease.token}.")
     return customer
 
 

@@ -1,7 +1,7 @@
-"""A semaphore: at most three runs call the partner's interface at a time, in all deployments together.
+"""A semaphore: at most three runs at a time call a partner's API, in all deployments together.
 
-The others stand in line, in the order in which they came. To let in more at night, or fewer, set the capacity
-(`LockClient.set_capacity`): it then counts instead of the one below.
+Other runs are queued in arrival order. To change the number of runs later, call `LockClient.set_capacity`.
+The capacity that it sets overrides the one in this file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from airflow_dynamo_lock import DynamoLock
 @task
 def call() -> int:
     lease = get_current_context()["dynamo_lock"]
-    print(f"Calling, as one of {lease.capacity} at most.")
+    print(f"Calling the API. At most {lease.capacity} runs do so at a time.")
     return lease.capacity
 
 

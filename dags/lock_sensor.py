@@ -1,6 +1,6 @@
-"""Wait until nobody works on the orders, without locking them: others may start the next moment.
+"""A sensor that waits until a lock is free, without acquiring it.
 
-Enough to keep a report from being built in the middle of a load; to keep loads away from it, use `DynamoLock`.
+The report does not start during a load, but a load may start during the report. `DynamoLock` prevents both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from airflow_dynamo_lock import DynamoLockSensor
 
 @task
 def build_report() -> None:
-    print("Nobody was working on the orders just now.")
+    print("No run held the lock when the sensor read it.")
 
 
 with DAG("dynamo_lock_sensor", schedule=None, doc_md=__doc__):

@@ -1,6 +1,7 @@
-"""Readers and writers: many runs may report on the prices at the same time, but none while a run loads them.
+"""Readers and writers: any number of runs may report on the prices at once, but none while a run loads them.
 
-Who only reads takes the lock in shared mode. Loads and reports wait in one line, so that neither keeps the other out.
+Readers acquire the lock in shared mode, writers in exclusive mode. Both wait in the same queue, so neither
+can keep the other waiting for ever.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from airflow_dynamo_lock import DynamoLock
 @task
 def load() -> None:
     if get_current_context()["dynamo_lock"].took_over:
-        print("The run before has died while it held the lock: its load may be half done.")
-    print("Nobody reads the prices now, and nobody else loads them.")
+        print("The previous holder died while it held the lock. Its load may be half done.")
+    print("No other run reads or loads the prices now.")
 
 
 @task
 def report() -> None:
-    print("Nobody loads the prices now. Others may be reading them, too.")
+    print("No run loads the prices now. Other runs may read them at the same time.")
 
 
 with DAG("dynamo_lock_shared", schedule=None, doc_md=__doc__):
@@ -27,5 +28,5 @@ with DAG("dynamo_lock_shared", schedule=None, doc_md=__doc__):
         load()
     with DynamoLock("warehouse/prices", mode="shared", group_id="reading") as reading:
         report()
-    # Not `writing >> reading`: that would begin to wait for the lock while this run still holds it.
+    # With `writing >> reading`, `reading` would start to wait for the lock while this run still holds it.
     writing.release >> reading

@@ -239,7 +239,7 @@ def test_table_equals_the_one_of_create_table(
 @table_templates
 @with_and_without_stream
 def test_policies_equal_the_documented_ones(template: Callable[[bool], Declared], streams: bool) -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text()
+    text = (ROOT / "docs" / "permissions.md").read_text()
     documented = [
         statements(json.loads(block)) for block in re.findall(r"^```json\n(.*?)^```$", text, re.M | re.S)
     ]

@@ -1,4 +1,4 @@
-"""The decorator ``@task.dynamo_lock(key=…)``, which makes a function a task that holds a lock while it runs."""
+"""The decorator ``@task.dynamo_lock(key=…)``, which runs a function as a task under a lock."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def dynamo_lock_task(
     """Make a function a task that holds a lock while the function runs. DAGs use it as ``@task.dynamo_lock``.
 
     :param python_callable: the function.
-    :param multiple_outputs: if the function returns a dictionary, also push each of its values as an XCom of its own.
-        Default: whether the function's annotation says that it returns a dictionary.
+    :param multiple_outputs: if the function returns a dictionary, also push each of its values as an XCom of
+        its own. Default: whether the function's annotation says that it returns a dictionary.
     :param kwargs: arguments of `DynamoLockOperator`. ``key`` is required.
-    :raises LockValueError: an argument is not valid. Raised when the decorated function is called in a DAG file.
+    :raises LockValueError: an argument is not valid. Raised when a DAG file calls the decorated function.
     """
     return task_decorator_factory(
         python_callable=python_callable,

@@ -1,9 +1,9 @@
 """The guard: code in the process of a task that works under a lease.
 
-Airflow may report a task as ended seconds before its process is dead, so a task's state does not show whether a process
-still works under a lease. Therefore each guarded process enters the lease before the task's code starts, sends
-heartbeats while the code runs, and leaves when it exits (R8, drain before release; R9, processes inside send
-heartbeats). If the lease is lost meanwhile, the guard stops the task.
+Airflow may report a task as ended seconds before its process is dead, so a task's state does not show whether
+a process still works under a lease. Therefore each guarded process enters the lease before the task's code
+starts, sends heartbeats while the code runs, and leaves when it exits (R8, drain before release; R9,
+processes inside send heartbeats). If the lease is lost meanwhile, the guard stops the task.
 """
 
 from __future__ import annotations
@@ -41,23 +41,25 @@ if TYPE_CHECKING:
 BEATS_PER_GRACE = 3
 # Time in seconds from the loss of a lease to the end of the process, if the task does not end by itself.
 _STOP_SECONDS = 3.0
-# If heartbeats fail, the guard stops the task this share of the grace before the lease ends, or `_STOP_SECONDS` before
-# it if that is less. So the task has ended when another holder may acquire the lock.
+# If heartbeats fail, the guard stops the task this share of the grace before the lease ends, or
+# `_STOP_SECONDS` before it if that is less. So the task has ended when another holder may acquire the lock.
 _STOP_SHARE_OF_GRACE = 0.2
-# The stop time has three equal steps: `on_kill`, then LockLostError, then LockLostInterrupt.
+# The stop time has equal steps: at most one for `on_kill`, one after LockLostError, one after each
+# LockLostInterrupt.
 _STOP_STEPS = 3
 # Seconds to wait for a log line to be written. Airflow's logging may block if the supervisor is stuck.
 _LOG_SECONDS = 0.2
-# Not SIGTERM: Airflow's handler for it only calls `on_kill`. Not SIGALRM: Airflow uses it for the execution timeout.
+# Not SIGTERM: Airflow's handler for it only calls `on_kill`.
+# Not SIGALRM: Airflow uses it for the execution timeout.
 _SIGNAL = signal.SIGUSR2
 
 
 class LockLostInterrupt(KeyboardInterrupt):
     """Interrupts a task that caught a `LockLostError` and still runs.
 
-    ``except Exception`` does not catch it, and Airflow fails the task for it. It is a `KeyboardInterrupt` because
-    libraries handle that one: asyncio ends its loop for it, but treats any other `BaseException` as the result of a
-    coroutine.
+    ``except Exception`` does not catch it, and Airflow fails the task for it. It is a `KeyboardInterrupt`
+    because libraries handle that one: asyncio ends its loop for it, but treats any other `BaseException` as
+    the result of a coroutine.
     """
 
 
@@ -85,9 +87,9 @@ class Guard:
         self._interruption: BaseException | None = None
 
     def enter(self) -> None:
-        """Enter the leases, and send heartbeats until `leave`, which is called at the latest when the process exits.
+        """Enter the leases, and send heartbeats until `leave`, at the latest when the process exits.
 
-        The entered leases are in `leases`. If one lease cannot be entered, the process leaves the others.
+        Afterwards `leases` has the entered leases. If one cannot be entered, the process leaves the others.
 
         :raises LockLostError: a lease is lost or draining, so the task's code must not start.
         """
@@ -108,8 +110,8 @@ class Guard:
     def leave(self) -> None:
         """Stop the heartbeats and remove this process from the lock records.
 
-        A second call does nothing, nor does a call in a fork. If DynamoDB cannot be reached, the lease runs out by
-        itself.
+        A second call does nothing, nor does a call in a fork. If DynamoDB cannot be reached, the lease runs
+        out by itself.
         """
         if self._is_fork():
             return
@@ -129,7 +131,7 @@ class Guard:
                 log.warning("Could not leave the lock %r, the lease will run out: %s", lease.key, failure)
 
     def release(self) -> None:
-        """Release the leases. An error is only logged, so that it does not replace the task's result or exception."""
+        """Release the leases. An error is only logged: it must not replace the task's result or exception."""
         if self._is_fork():
             return
         try:
@@ -151,7 +153,7 @@ class Guard:
                 log.warning("Could not drain the lock %r, the lease will run out: %s", lease.key, failure)
 
     def _keep_alive(self, entered: Lease) -> KeepAlive:
-        """Start the heartbeats of an entered lease, which lasts for the grace."""
+        """Start the heartbeats of an entered lease; it is valid for one grace."""
         grace = entered.lease_ms / 1000
         return self._client.keep_alive(
             entered,
@@ -162,7 +164,7 @@ class Guard:
         )
 
     def _is_fork(self) -> bool:
-        """Whether this process is a fork of the guarded one. A fork must not leave or release for its parent."""
+        """Whether this process is a fork of the guarded one. A fork must not leave or release leases."""
         return os.getpid() != self._pid
 
     def _is_task_running(self) -> bool:
@@ -171,7 +173,7 @@ class Guard:
             return False
         return self._runner is None or not has_ended(self._runner)
 
-    # -- when a lease is lost -----------------------------------------------------------------------------------
+    # -- when a lease is lost -------------------------------------------------------------------------------
 
     def _on_danger(self, lease: Lease, left: float) -> None:
         """Give the lease up and stop the task within the remaining `left` seconds, because heartbeats fail.
@@ -219,13 +221,13 @@ class Guard:
         """Raise `interruption` in the task's code. Return when the task has ended, or at the time `until`."""
         self._interruption = interruption
         while self._is_task_running() and monotonic() < until:
-            # Signal again and again: the handler does not raise while the task sends a request to the supervisor.
+            # Repeat the signal: the handler does not raise while the task sends a request to the supervisor.
             if self._interruption is not None and self._can_signal():
                 signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             time.sleep(0.05)
 
     def _can_signal(self) -> bool:
-        """Whether a signal can interrupt the task: it runs in the main thread and has not replaced the handler."""
+        """Whether the task runs in the main thread, which handles signals, with our handler in place."""
         return self._thread is threading.main_thread() and signal.getsignal(_SIGNAL) is _on_signal
 
     def _raise_interruption(self, frame: Any) -> None:
@@ -249,7 +251,7 @@ def _on_signal(_: int, frame: Any) -> None:
 
 
 def _call_with_timeout(seconds: float, call: Callable[[], None]) -> None:
-    """Call a function in another thread, and wait at most `seconds` for it. After that it continues unattended."""
+    """Call a function in another thread, and wait at most `seconds` for it to return."""
     thread = threading.Thread(target=call, name="dynamo-lock guard", daemon=True)
     thread.start()
     thread.join(seconds)
@@ -260,7 +262,8 @@ def leave_ended_tasks(ti: Any = None) -> None:
 
     A ``dag.test()`` runs all tasks one after the other in one process, which does not exit after each task.
 
-    :param ti: the task instance that is about to start, whose own guards do not leave. None: all guards leave.
+    :param ti: the task instance that is about to start, whose own guards do not leave. With None, all guards
+        leave.
     """
     if runs_in_dag_test():
         for guard in list(_active_guards):
@@ -269,11 +272,12 @@ def leave_ended_tasks(ti: Any = None) -> None:
 
 
 class EnterLock:
-    """The ``pre_execute`` of a guarded task. It enters the leases of the group's acquire task, or fails the task.
+    """The ``pre_execute`` of a guarded task. It enters the acquire task's leases, or fails the task.
 
     :param acquire_task_id: id of the task that acquired the leases.
     :param dynamo_lock_conn_id: id of the ``dynamo_lock`` connection; may be a template.
-    :param mapped: whether the group is in a mapped task group, so that the acquire task has the map index of this task.
+    :param mapped: whether the group is in a mapped task group, so that the acquire task has the map index of
+        this task.
     :param then: the task's own ``pre_execute``, which is called last; None if it has none.
     """
 
@@ -308,8 +312,8 @@ class EnterLock:
 def show_leases(context: Any, held: list[Lease]) -> None:
     """Put the leases into the task's context.
 
-    :param context: the context. ``dynamo_lock`` becomes the first of the leases; ``dynamo_locks`` has all leases by
-        key, with those of the outer groups.
+    :param context: the context. ``dynamo_lock`` becomes the first of the leases; ``dynamo_locks`` has all
+        leases by key, with those of the outer groups.
     :param held: the leases of the innermost group.
     """
     context["dynamo_locks"] = {**context.get("dynamo_locks", {}), **{lease.key: lease for lease in held}}

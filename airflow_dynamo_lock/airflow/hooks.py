@@ -1,7 +1,7 @@
 """The hook: reads a ``dynamo_lock`` connection, and creates clients for its lock table.
 
-All triggers of a process share one asynchronous client per connection, so that they share one poller (R11, shared
-poller).
+All triggers of a process share one asynchronous client per connection, so that they share one poller (R11,
+shared poller).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class LockSettings:
     """The settings of a connection, or of the ``[dynamo_lock]`` section of the configuration.
 
     :ivar table: name of the lock table; with the format ``s3``, of a bucket.
-    :ivar aws_conn_id: id of the ``aws`` connection with the credentials. If there is no such connection, the SDK uses
-        its default credential chain.
+    :ivar aws_conn_id: id of the ``aws`` connection with the credentials. If there is no such connection, the
+        SDK uses its default credential chain.
     :ivar region_name: the table's AWS region. Default the ``aws`` connection's.
     :ivar endpoint_url: another DynamoDB endpoint than AWS's own.
     :ivar lease: default lease, in seconds.
@@ -78,9 +78,9 @@ class LockSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, source: str) -> LockSettings:
-        """Check the values of a connection's extra or of a configuration section. A missing value is the default.
+        """Check the values of a connection's extra or of a configuration section.
 
-        :param values: name → value; None and "" count as missing.
+        :param values: name → value. If a value is missing, None or "", its default is used.
         :param source: where the values come from, for the error message.
         :raises LockValueError: a value is not valid.
         """
@@ -143,7 +143,8 @@ def _endpoint_url(given: Mapping[str, Any], source: str) -> str | None:
     url: str | None = given.get("endpoint_url")
     if "@" in urlsplit(str(url or "")).netloc:
         raise LockValueError(
-            f"The endpoint_url of {source} contains a user name: remove the credentials, because errors show the URL."
+            f"The endpoint_url of {source} contains a user name: remove the credentials, "
+            "because errors show the URL."
         )
     return url
 
@@ -152,8 +153,8 @@ def _endpoint_url(given: Mapping[str, Any], source: str) -> str | None:
 class DynamoLockHook(BaseHook):
     """Creates clients for the lock table of a ``dynamo_lock`` connection.
 
-    If there is no connection ``dynamo_lock_default``, the hook uses the ``[dynamo_lock]`` section of Airflow's
-    configuration instead.
+    If there is no connection ``dynamo_lock_default``, the hook uses the ``[dynamo_lock]`` section of
+    Airflow's configuration instead.
 
     :param dynamo_lock_conn_id: id of the connection.
     """
@@ -178,8 +179,9 @@ class DynamoLockHook(BaseHook):
         except AirflowNotFoundException as missing:
             if self.dynamo_lock_conn_id != DEFAULT_CONN_ID:
                 raise LockValueError(
-                    f"There is no connection {self.dynamo_lock_conn_id!r}: create it with the type 'dynamo_lock', "
-                    f"or leave dynamo_lock_conn_id out to use the [dynamo_lock] section of the configuration."
+                    f"There is no connection {self.dynamo_lock_conn_id!r}: "
+                    "create it with the type 'dynamo_lock', "
+                    "or leave dynamo_lock_conn_id out to use the [dynamo_lock] section of the configuration."
                 ) from missing
             return self._settings_of_section()
         return LockSettings.of(extra, source=f"the connection {self.dynamo_lock_conn_id!r}")
@@ -211,7 +213,9 @@ class DynamoLockHook(BaseHook):
 
     @asynccontextmanager
     async def async_client(self) -> AsyncIterator[tuple[AsyncLockClient, LockSettings]]:
-        """Use this process's shared asynchronous client for the connection. Yields the client and the settings.
+        """Use this process's shared asynchronous client for the connection.
+
+        Yields the client and the settings.
 
         :raises LockValueError: the connection is missing or not valid.
         :raises LockAccessError: the SDK cannot create a client from the connection.
@@ -242,7 +246,7 @@ class DynamoLockHook(BaseHook):
         section = {name: conf.get("dynamo_lock", name, fallback=None) for name in FIELDS}
         settings = LockSettings.of(section, source="the configuration section [dynamo_lock]")
         self.log.info(
-            "There is no connection %r; using the lock table %r from the configuration section [dynamo_lock].",
+            "There is no connection %r; using the lock table %r from the [dynamo_lock] section.",
             self.dynamo_lock_conn_id,
             settings.table,
         )
@@ -292,8 +296,8 @@ class _SharedClient:
         return client_type(aws, streams=streams[0] if streams else None, **settings.client_options)
 
     async def _close_when_idle(self) -> None:
-        """Close the client after `_IDLE_SECONDS`, unless `in_use` cancels this. If its creation failed, close at once,
-        so that the next trigger creates a new one."""
+        """Close the client after `_IDLE_SECONDS`, unless `in_use` cancels this. If its creation failed, close
+        at once, so that the next trigger creates a new one."""
         try:
             await asyncio.sleep(0 if self._has_failed() else _IDLE_SECONDS)
         except asyncio.CancelledError:
@@ -341,7 +345,7 @@ def _aws_clients(settings: LockSettings, *services: str, deferrable: bool) -> li
 
 
 def _merged_config(hook: Any, settings: LockSettings) -> Any:
-    """The package's SDK settings, overridden by those of the ``aws`` connection, and these by the lock connection's.
+    """Merge the SDK settings of the package, the ``aws`` connection and the lock connection; the last wins.
 
     :raises LockValueError: `botocore_config` is not valid.
     """
@@ -356,8 +360,8 @@ def _merged_config(hook: Any, settings: LockSettings) -> Any:
         Exception
     ):  # botocore raises errors of many types; their text may show the values (R12, no secrets)
         raise LockValueError(
-            f"The SDK rejects the connection's botocore_config: correct the one of {sorted(settings.botocore_config)} "
-            "that is unknown to the SDK or has an invalid value."
+            f"The SDK rejects the connection's botocore_config: one of {sorted(settings.botocore_config)} "
+            "is unknown to it or has an invalid value; correct it."
         ) from None
     for more in (hook.conn_config.botocore_config, overrides):
         config = config.merge(more) if more else config
@@ -365,7 +369,7 @@ def _merged_config(hook: Any, settings: LockSettings) -> Any:
 
 
 def _load_models(session: Any, services: Iterable[str]) -> None:
-    """Read the SDK's service models from disk now, in a thread. Else the event loop reads them, and is blocked."""
+    """Read the SDK's service models in this thread, so that reading them does not block the event loop."""
     loader = session.get_component("data_loader")
     loader.load_data("endpoints")
     for service in services:

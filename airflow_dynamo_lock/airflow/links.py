@@ -19,27 +19,28 @@ LINK_KEY = "lock_record_link"
 def record_url(settings: LockSettings, region: str | None, key: str) -> str | None:
     """Return the address of a lock's record in the AWS console, or None if the table is not in AWS.
 
-    :param settings: the connection's settings. With an ``endpoint_url``, the table is taken to be outside of AWS.
+    :param settings: the connection's settings. If they have an ``endpoint_url``, the table is not in AWS.
     :param region: the table's AWS region, or None if it is unknown.
     :param key: the lock.
     """
     if settings.endpoint_url or not region:
         return None
-    fragment = {
+    arguments = {
         "itemMode": "2",
         "pk": key,
         "sk": LOCK_ENTRY,
         "route": "ROUTE_ITEM_EXPLORER",
         "table": settings.table,
     }
-    return f"https://{region}.console.aws.amazon.com/dynamodbv2/home?region={region}#edit-item?{urlencode(fragment)}"
+    page = f"https://{region}.console.aws.amazon.com/dynamodbv2/home?region={region}#edit-item"
+    return f"{page}?{urlencode(arguments)}"
 
 
 class LockRecordLink(BaseOperatorLink):
     """The link *Lock record*, which Airflow shows on acquire tasks and lock operators once they have started.
 
-    Airflow reads the address from an XCom. It pushes that XCom only when a task ends on a worker, so operators and
-    triggers push it themselves before they wait.
+    Airflow reads the address from an XCom. It pushes that XCom only when a task ends on a worker, so
+    operators and triggers push it themselves before they wait.
     """
 
     name = "Lock record"

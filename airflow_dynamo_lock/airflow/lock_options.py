@@ -1,4 +1,4 @@
-"""Between Airflow and the lock: what a task wants, under which name it holds, and its leases as an XCom."""
+"""What Airflow's tasks and the lock exchange: the options of a task, the name of the holder, leases as XComs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 OnTimeout = Literal["fail", "skip"]
 
-#: Beats of the keeper in one lease. So many may fail before it is lost.
-BEATS_PER_LEASE = 12
+#: Number of heartbeats of the heartbeat task per lease.
+HEARTBEATS_PER_LEASE = 12
 
 #: The template parameters of a task that acquires a lock, with their defaults. `DynamoLockAcquireOperator` documents
 #: them.
@@ -80,14 +80,14 @@ class Wanted:
 
 
 def checked_keys(key: Any) -> tuple[str, ...]:
-    """One or more keys, each one good, none twice, and no more than can be taken together."""
+    """The keys of a task: one, or up to 100, each valid and given once."""
     if isinstance(key, set):
         key = sorted(key, key=str)
     return arguments.checked_keys([key] if isinstance(key, str) else key)
 
 
 def is_template(value: Any) -> bool:
-    """Whether an argument is not known before the task runs: a template, or a reference to another task's result."""
+    """Whether the value is known only when the task runs: a template, or a reference to another task's result."""
     return hasattr(value, "resolve") or "{{" in str(value) or "{%" in str(value)
 
 
@@ -110,25 +110,30 @@ def whole(name: str, value: Any) -> Any:
 
 
 def interval(heartbeat: Seconds | str | None, lease_seconds: float) -> float:
-    """Seconds between the keeper's beats."""
-    beat = optional_seconds("heartbeat", heartbeat)
+    """The interval of the heartbeat task, in seconds.
+
+    :param heartbeat: the interval, as the author of the DAG gave it; None for the default.
+    :param lease_seconds: length of the lease.
+    :raises LockValueError: the lease is shorter than two intervals.
+    """
+    seconds_between = optional_seconds("heartbeat", heartbeat)
     return arguments.checked_heartbeat(
-        lease_seconds / BEATS_PER_LEASE if beat is None else beat, lease_seconds
+        lease_seconds / HEARTBEATS_PER_LEASE if seconds_between is None else seconds_between, lease_seconds
     )
 
 
 def plain(value: Any) -> Any:
-    """A duration as a trigger's argument: seconds, or the template that will render to them."""
+    """A duration as an argument of a trigger: seconds, or a template."""
     return value.total_seconds() if hasattr(value, "total_seconds") else value
 
 
 def claim_options(ti: Any, settings: LockSettings, wanted: Wanted) -> ClaimOptions:
-    """Hold as this task instance: its id is the lease id (rule R7), its name is for people to read."""
+    """The options of the claim of a task instance. Its id is the lease id (R7), and its name is the owner."""
     where = f"{ti.dag_id}/{ti.run_id}/{ti.task_id}" + (f"[{ti.map_index}]" if ti.map_index >= 0 else "")
     return {
         "lease_id": str(ti.id),
         "owner": f"{settings.deployment}/{where}",
-        # The version's id is the deployment's own, so two deployments of the same name are still told apart.
+        # The id of the DAG version tells apart deployments that have the same name.
         "attempt_of": f"{getattr(ti, 'dag_version_id', None)}/{where}",
         "about": {
             "deployment": settings.deployment,
@@ -143,7 +148,7 @@ def claim_options(ti: Any, settings: LockSettings, wanted: Wanted) -> ClaimOptio
 
 
 def as_result(leases: Iterable[Lease], wanted_keys: Sequence[str], *, many: bool) -> Any:
-    """The acquired leases as the task's result: a dictionary for one key, a list of them where a list was asked for."""
+    """The result of a task that has acquired leases: a dictionary, or a list of them if the key was a list."""
     by_key = {lease.key: lease.as_dict() for lease in leases}
     values = [by_key[key] for key in wanted_keys]
     return values if many else values[0]
@@ -152,19 +157,22 @@ def as_result(leases: Iterable[Lease], wanted_keys: Sequence[str], *, many: bool
 def from_result(result: Any, acquire_task_id: str) -> LeaseSet:
     """The leases in the result of an acquire task.
 
-    :raises LockNotHeldError: there is none.
+    :raises LockNotHeldError: the task has no result.
     """
     values = [result] if isinstance(result, dict) else result
     if not values:
         raise LockNotHeldError(
             f"The task {acquire_task_id!r} has acquired no lease in this run, so nothing may work under it: "
-            "clear it, if somebody marked it as successful by hand."
+            "clear it, if it was marked as successful by hand."
         )
     return LeaseSet(tuple(Lease.from_dict(value) for value in values))
 
 
 def xcom_of(ti: Any, task_id: str, key: str = "return_value") -> dict[str, Any]:
-    """Where an XCom of a task in the same run and map index is; without a key, its result."""
+    """The arguments of `XCom` for a task in the same run and map index.
+
+    :param key: key of the XCom; by default that of the task's result.
+    """
     return {
         "key": key,
         "dag_id": ti.dag_id,
@@ -174,39 +182,39 @@ def xcom_of(ti: Any, task_id: str, key: str = "return_value") -> dict[str, Any]:
     }
 
 
-def busy_log(log: Any) -> Callable[[LockRecord], None]:
-    """Tells the task's log who holds the lock that it waits for, once for each holder."""
-    told: set[str] = set()
+def holder_log(log: Any) -> Callable[[LockRecord], None]:
+    """A callback that logs the holders of the lock that a task waits for, once per change."""
+    logged: set[str] = set()
 
-    def tell(record: LockRecord) -> None:
-        if not told.issuperset(record.holders):
+    def on_busy(record: LockRecord) -> None:
+        if not logged.issuperset(record.holders):
             log.info("Waiting for the lock %r. %s.", record.key, record.describe())
-        told.clear()
-        told.update(record.holders)
+        logged.clear()
+        logged.update(record.holders)
 
-    return tell
+    return on_busy
 
 
-def place_log(log: Any) -> Callable[[QueuePosition], None]:
-    """Tells the task's log its place in line, once for each; far from the head, once for each ten places: hundreds may
-    move up at the same moment.
+def position_log(log: Any) -> Callable[[QueuePosition], None]:
+    """A callback that logs the task's position in the queue, once per change. From position 10 on, it logs only one
+    line per ten positions, because hundreds of waiters may move up at the same moment.
 
-    It is called by the poller that all who wait in this process share. Airflow tells by the context whose log a line is
-    for, so each is written in that of the task.
+    The poller calls it, which all waiters of the process share. Airflow finds the log of a task by the context, so each
+    line is written in the context of its task.
     """
     context = copy_context()
-    told: tuple[object, ...] | None = None
+    logged: tuple[object, ...] | None = None
 
-    def tell(standing: QueuePosition) -> None:
-        nonlocal told
-        place: tuple[object, ...] = standing.key, standing.number // 10
-        if standing.number <= 10:
-            place = standing.key, standing.number, standing.behind.place if standing.behind else None
-        if place != told:
-            context.run(log.info, "Waiting for the lock %r: %s.", standing.key, standing.describe())
-            told = place
+    def on_position(position: QueuePosition) -> None:
+        nonlocal logged
+        now: tuple[object, ...] = position.key, position.number // 10
+        if position.number <= 10:
+            now = position.key, position.number, position.behind.place if position.behind else None
+        if now != logged:
+            context.run(log.info, "Waiting for the lock %r: %s.", position.key, position.describe())
+            logged = now
 
-    return tell
+    return on_position
 
 
 # The type of each option of a lock.

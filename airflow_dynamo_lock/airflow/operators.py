@@ -151,7 +151,7 @@ class _Acquires(BaseOperator):
         self.defer(trigger=trigger, method_name=self._resume)
 
     def _wait_here(self, client: LockClient, wanted: lock_options.Wanted, options: ClaimOptions) -> LeaseSet:
-        on_busy, on_position = lock_options.busy_log(self.log), lock_options.place_log(self.log)
+        on_busy, on_position = lock_options.holder_log(self.log), lock_options.position_log(self.log)
         try:
             return client.acquire(
                 wanted.keys, timeout=wanted.timeout, on_busy=on_busy, on_position=on_position, **options

@@ -7,7 +7,7 @@ from airflow_dynamo_lock.airflow.versions import AirflowPlugin
 
 
 class DynamoLockPlugin(AirflowPlugin):
-    """Registers `LockRecordLink`. Airflow finds this class by the package's entry point ``airflow.plugins``."""
+    """Registers `LockRecordLink`. Airflow finds this class by the entry point ``airflow.plugins``."""
 
     name = "dynamo_lock"
     operator_extra_links = [LockRecordLink()]  # noqa: RUF012 - Airflow's declaration

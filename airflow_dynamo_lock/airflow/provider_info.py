@@ -1,6 +1,6 @@
 """The provider's description, which Airflow reads by the entry point ``apache_airflow_provider``.
 
-Airflow reads it before it has loaded its configuration, so this module imports nothing from Airflow.
+Airflow reads it while it loads its own configuration, so this module imports nothing from Airflow.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from airflow_dynamo_lock import __version__
 
 _NAME = "DynamoDB Lock"
 
-#: Fields of a connection, which are also the options of the section ``[dynamo_lock]`` in Airflow's configuration:
-#: name → label, type, description.
+#: Fields of a connection, which are also the options of the section ``[dynamo_lock]`` in Airflow's
+#: configuration: name → label, type, description.
 FIELDS: dict[str, tuple[str, str, str]] = {
     "table": ("Lock table", "string", "The DynamoDB table that contains the locks. Default: airflow_locks."),
     "aws_conn_id": (
@@ -24,7 +24,7 @@ FIELDS: dict[str, tuple[str, str, str]] = {
     "endpoint_url": (
         "Endpoint URL",
         "string",
-        "A DynamoDB endpoint outside of AWS, for example a local one. Default: the AWS endpoint of the region.",
+        "URL of another DynamoDB endpoint, for example a local one. Default: AWS's endpoint for the region.",
     ),
     "lease": (
         "Default lease",
@@ -50,18 +50,18 @@ FIELDS: dict[str, tuple[str, str, str]] = {
         "Format",
         "string",
         "The table's format: native (the default), or that of another lock library that uses the same table: "
-        "amazon-lock-client, python-dynamodb-lock, dyndbmutex, awsflock or s3. With s3, enter the name of a bucket "
-        "as the lock table.",
+        "amazon-lock-client, python-dynamodb-lock, dyndbmutex, awsflock or s3. With s3, enter the name of a "
+        "bucket as the lock table.",
     ),
     "partition_key": (
         "Partition key",
         "string",
-        "Name of the table's partition key, if the format is another library's. Default: that library's default.",
+        "Name of the table's partition key, if the format is another library's. Default: as in that library.",
     ),
     "sort_key": (
         "Sort key",
         "string",
-        "Name of the table's sort key, if the format is another library's. Default: that library's default.",
+        "Name of the table's sort key, if the format is another library's. Default: as in that library.",
     ),
 }
 
@@ -111,7 +111,7 @@ def get_provider_info() -> dict[str, Any]:
         "cli": ["airflow_dynamo_lock.cli.airflow.commands"],
         "config": {
             "dynamo_lock": {
-                "description": "Settings of the lock table. Used if there is no connection dynamo_lock_default.",
+                "description": "Settings for locks, used if there is no connection dynamo_lock_default.",
                 "options": {
                     name: {
                         "description": description,

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 class DynamoLockSensor(BaseSensorOperator):
     """Waits until slots of a lock are free, or their holders are dead.
 
-    The sensor acquires nothing and is not queued, so another run may take the slots immediately afterwards. To run
-    tasks while the lock is held, use `DynamoLock`.
+    The sensor acquires nothing and is not queued, so another run may take the slots immediately afterwards.
+    To run tasks while the lock is held, use `DynamoLock`.
 
-    In reschedule mode, each poke is a new process. It has no earlier reads to compare with, so it can prove that a
-    holder is dead only by server time, ten seconds later than a process that keeps polling.
+    In reschedule mode, each poke is a new process. It has no earlier reads to compare with, so it can prove
+    that a holder is dead only by server time, ten seconds later than a process that keeps polling.
 
     :param key: name of the lock. (templated)
     :param slots: number of slots that must be free. (templated)
-    :param lock_mode: ``"exclusive"`` waits until an exclusive claim of the slots could be granted, and ``"shared"``
-        until there is no exclusive holder. Not to be confused with ``mode``, which Airflow defines for all sensors.
-        (templated)
-    :param deferrable: wait in the triggerer. If False, wait on a worker as other sensors do, with ``mode="poke"`` or
-        ``mode="reschedule"``.
-    :param poke_interval: time between two reads of the lock, in seconds or as timedelta. Default: 60 s in reschedule
-        mode, else 5 s.
+    :param lock_mode: ``"exclusive"`` waits until an exclusive claim of the slots could be granted, and
+        ``"shared"`` until there is no exclusive holder. Not to be confused with ``mode``, which Airflow
+        defines for all sensors. (templated)
+    :param deferrable: wait in the triggerer. If False, wait on a worker as other sensors do, with
+        ``mode="poke"`` or ``mode="reschedule"``.
+    :param poke_interval: time between two reads of the lock, in seconds or as timedelta. Default: 60 s in
+        reschedule mode, else 5 s.
     :param dynamo_lock_conn_id: id of the Airflow connection that names the lock table. (templated)
     :raises LockValueError: an argument is not valid.
     """
@@ -55,7 +55,7 @@ class DynamoLockSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         if poke_interval is None:
-            # Airflow fails a task that is due again before the executor has reported the end of its last poke.
+            # Airflow fails the task if it is due before the executor has reported the end of the last poke.
             poke_interval = 60.0 if kwargs.get("mode") == "reschedule" else 5.0
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.key = key
@@ -92,7 +92,7 @@ class DynamoLockSensor(BaseSensorOperator):
         :raises LockError: the lock could not be read.
         """
         if not hasattr(self, "_client"):
-            # Kept between pokes: the client compares each read with earlier ones, to prove that a holder is dead.
+            # Kept between pokes: to prove that a holder is dead, the client compares reads.
             self._client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
         record, free = self._client.look(
             self.key, slots=lock_options.whole("slots", self.slots), mode=self.lock_mode
@@ -102,4 +102,4 @@ class DynamoLockSensor(BaseSensorOperator):
         return free
 
     def execute_complete(self, context: Context, event: Any) -> None:
-        """Do nothing. Airflow needs a method to defer to, but the trigger ends the task when the slots are free."""
+        """Do nothing. `defer` needs the name of a method, but the trigger itself ends the task."""

@@ -1,12 +1,12 @@
 """Lets triggers ask Airflow for the states of tasks.
 
-If a task is cleared while it is deferred, Airflow leaves its trigger running, and restarts the trigger whenever it
-ends, until the task is deferred again with another trigger. Such an orphaned trigger must not acquire a lock, or
-renew a lease, for a task that may not run for days. So each trigger of this package asks for the state of its own
-task before it starts to work, and every `EVERY` seconds while it works.
+If a task is cleared while it is deferred, Airflow leaves its trigger running, and restarts the trigger
+whenever it ends, until the task is deferred again with another trigger. Such an orphaned trigger must not
+acquire a lock, or renew a lease, for a task that may not run for days. So each trigger of this package asks
+for the state of its own task before it starts to work, and every `EVERY` seconds while it works.
 
-Airflow answers a triggerer one request at a time, and hundreds of triggers may run there. So the triggers of a
-process share their requests.
+Airflow answers a triggerer one request at a time, and hundreds of triggers may run there. So the triggers of
+a process share their requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"
 
 async def until_deferred(ti: Any) -> None:
     """Return as soon as a task instance is deferred, or Airflow does not return its state."""
-    while await _matches_now(_Query(ti, ti.task_id, _is_not_deferred)):  # noqa: ASYNC110 - Airflow has no event
+    while await _matches_now(_Query(ti, ti.task_id, _is_not_deferred)):  # noqa: ASYNC110 - no event for it
         await asyncio.sleep(EVERY)
 
 
@@ -77,7 +77,7 @@ _repeating: asyncio.Task[None] | None = None
 
 
 async def _matches_now(query: _Query) -> bool:
-    """Send a query as soon as the current request is answered, together with all others that wait for that."""
+    """Send a query once, together with the others that were added while Airflow answered a request."""
     global _sending
     _new.append(query)
     if _sending is None or _sending.done():

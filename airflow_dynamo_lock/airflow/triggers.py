@@ -1,8 +1,11 @@
-"""What waits, beats and releases in the triggerer, where it costs no worker.
+"""The triggers: they acquire, renew and release locks in the triggerer, without a worker.
 
-A trigger may be run twice at once, restarted half-way, and cancelled at any moment. So none of them gives a lease back
-because *it* ends (rule R8), and each holds under the task instance's own id (rule R7): its double finds the same lease.
-Nothing is checked in a constructor: an exception there would end the whole triggerer.
+Airflow may run a trigger twice at the same time, restart it, or cancel it at any moment. Therefore:
+
+- No trigger releases a lease because the trigger itself ends (R8, drain before release).
+- The lease id is the id of the task instance (R7, one lease id per attempt), so a second copy of a trigger
+  finds the same lease.
+- Constructors check no arguments, because an exception in a trigger's constructor ends the triggerer.
 """
 
 from __future__ import annotations
@@ -35,12 +38,15 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.claim import Mode
 
 
-# How soon a keeper sees that its lease was given back, at the latest, while DynamoDB can be reached, in seconds.
-_NOTICED = 5.0
+# Longest time in seconds from a release until the heartbeat task detects it, while DynamoDB can be reached.
+_RELEASE_DETECTION_SECONDS = 5.0
 
 
 class LockTrigger(BaseTrigger):
-    """What they share: arguments that are attributes, and an error of ours ends the task from here."""
+    """Base of the triggers. It ends the task with the event of `work`; after a `LockError`, as failed.
+
+    :cvar arguments: names of the constructor's arguments, which are attributes of the same names.
+    """
 
     arguments: ClassVar[tuple[str, ...]]
 
@@ -54,36 +60,38 @@ class LockTrigger(BaseTrigger):
         try:
             await asyncio.wait((working, orphaned), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                # Nobody would hear of what it does. Airflow starts it again, and then it waits to be wanted.
+                # The task is no longer deferred, so it cannot receive an event. Airflow starts this trigger
+                # again, which then waits until the task is deferred.
                 return
             event = working.result()
         except LockError as failure:
-            # The event carries no reason; the log is where people look.
+            # The event has no field for the reason, so the reason goes into the task's log.
             self.log.error("%s", failure)
             event = TaskFailedEvent()
         finally:
             working.cancel()
             orphaned.cancel()
-            await asyncio.wait((working, orphaned))  # `on_kill` comes after what they still do
+            await asyncio.wait((working, orphaned))  # so that they have ended before Airflow calls `on_kill`
         yield event
 
     async def work(self) -> TriggerEvent:
-        """Do it; return the event that ends it."""
+        """Do the work of this trigger, and return the event that ends the task."""
         raise NotImplementedError
 
     @property
     def ti(self) -> Any:
-        """The task instance that this runs for. Only ``dag.test()`` has none, and there nothing defers."""
+        """The task instance. Only ``dag.test()`` sets none, and our operators do not defer there."""
         return self.task_instance
 
 
 class DynamoLockAcquireTrigger(LockTrigger):
-    """Waits for the lock, takes it, and ends the task.
+    """Waits for the lock, acquires it, and ends the task.
 
-    :param deadline: when the waiting ends, epoch seconds by this deployment's clock; None counts `timeout` from now.
-    :param resume: give the leases to the task on a worker instead of ending it here.
-    :param resume_after: do that no sooner than this many seconds after the trigger has started, and keep the leases
-        meanwhile; see `versions.RESUME_AFTER`.
+    :param deadline: end of the waiting, in epoch seconds by this deployment's clock; None waits for `timeout`
+        from now.
+    :param resume: resume the task on a worker with the leases, instead of ending it here.
+    :param resume_after: minimum seconds from the start of the trigger until the task is resumed. Until then
+        the trigger sends the heartbeats. See `versions.RESUME_AFTER` for the reason.
 
     The other parameters are those of `DynamoLockAcquireOperator`, with durations in seconds.
     """
@@ -129,19 +137,22 @@ class DynamoLockAcquireTrigger(LockTrigger):
                 held = await self._acquire(
                     client, wanted, lock_options.claim_options(self.ti, settings, wanted)
                 )
-                await self._keep(client, held, started + self.resume_after - time.monotonic())
+                await self._send_heartbeats_for(started + self.resume_after - time.monotonic(), client, held)
         except LockTimeoutError as failure:
             self.log.error("%s", failure)
             return TaskSkippedEvent() if self.on_timeout == "skip" else TaskFailedEvent()
         result = lock_options.as_result(held, wanted.keys, many=not isinstance(self.key, str))
         if self.resume:
             return TriggerEvent(result)
-        # Written by ourselves: as a part of the event it would arrive downstream as JSON text.
+        # Not as a part of the event: downstream tasks would receive the result as JSON text.
         await in_thread(XCom.set, value=result, **lock_options.xcom_of(self.ti, self.ti.task_id))
         return TaskSuccessEvent()
 
     async def on_kill(self) -> None:
-        """Somebody has marked or cleared the task. Those behind it in line need not wait until it is proven dead."""
+        """Leave the queue, because the task was marked or cleared while it waited.
+
+        Otherwise the waiters behind it would wait until this one is proven dead.
+        """
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
             for key in lock_options.Wanted.of(self).keys:
                 await client.leave_queue(key, str(self.ti.id))
@@ -151,35 +162,37 @@ class DynamoLockAcquireTrigger(LockTrigger):
     ) -> LeaseSet:
         return await client.acquire(
             wanted.keys,
-            timeout=wanted.timeout if self.deadline is None else max(0.0, self.deadline - time.time()),
-            on_busy=lock_options.busy_log(self.log),
-            on_position=lock_options.place_log(self.log),
+            timeout=_remaining(wanted.timeout, self.deadline),
+            on_busy=lock_options.holder_log(self.log),
+            on_position=lock_options.position_log(self.log),
             **options,
         )
 
-    async def _keep(self, client: AsyncLockClient, held: LeaseSet, duration: float) -> None:
-        """Send heartbeats for `duration` seconds; at once over where that is none."""
+    async def _send_heartbeats_for(self, duration: float, client: AsyncLockClient, held: LeaseSet) -> None:
+        """Send heartbeats for `duration` seconds. If that is not positive, return at once."""
         if duration <= 0:
             return
         self.log.info(
-            "Acquired; the task continues on a worker in %.0f s, once Airflow can resume it.", duration
+            "Acquired the lock. The task continues on a worker in %.0f s; Airflow cannot resume it earlier.",
+            duration,
         )
         every = lock_options.interval(None, held.leases[0].lease_ms / 1000)
-        keeping = asyncio.ensure_future(client.keep_for_processes(held, interval=every))
+        heartbeats = asyncio.ensure_future(client.keep_for_processes(held, interval=every))
         try:
-            await asyncio.wait((keeping,), timeout=duration)
+            await asyncio.wait((heartbeats,), timeout=duration)
         finally:
-            keeping.cancel()
-            await asyncio.wait((keeping,))
+            heartbeats.cancel()
+            await asyncio.wait((heartbeats,))
 
 
 class DynamoLockHeartbeatTrigger(LockTrigger):
-    """Keeps the leases of an acquire task alive until they are given back, taken away or lost.
+    """Sends the heartbeats of an acquire task's leases until they are released, drained or lost.
 
-    :param acquire_task_id: the task that acquired them.
-    :param heartbeat: seconds between beats; None for a twelfth of the lease.
-    :param release_task_id: the task that is to give them back. Once it has ended without, the keeper does; else it
-        would keep the lock for ever.
+    :param acquire_task_id: id of the task that acquired the leases.
+    :param heartbeat: seconds between heartbeats. Default a twelfth of the lease.
+    :param dynamo_lock_conn_id: id of the ``dynamo_lock`` connection.
+    :param release_task_id: id of the task that releases the leases. If it ends without a release, this
+        trigger releases them; otherwise the lock would be held for ever. None: no such task.
     """
 
     arguments = ("acquire_task_id", "heartbeat", "dynamo_lock_conn_id", "release_task_id")
@@ -203,54 +216,62 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
             self.acquire_task_id,
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
-            await self._keep(client, held)
+            await self._send_heartbeats(client, held)
         return TaskSuccessEvent()
 
-    async def _keep(self, client: AsyncLockClient, held: LeaseSet) -> None:
+    async def _send_heartbeats(self, client: AsyncLockClient, held: LeaseSet) -> None:
+        """Send heartbeats until the leases have ended. If the release task fails to, release them."""
         every = lock_options.interval(self.heartbeat, held.leases[0].lease_ms / 1000)
-        keeping = asyncio.ensure_future(client.keep_for_processes(held, interval=every))
-        # A release is noticed at the next look, not only at the next beat, or the run would linger.
-        gone = asyncio.ensure_future(self._until_gone(client, held))
-        forsaken = asyncio.ensure_future(self._until_forsaken())
+        heartbeats = asyncio.ensure_future(client.keep_for_processes(held, interval=every))
+        # The poller detects a release sooner than the next heartbeat does, so that the DAG run ends sooner.
+        gone = asyncio.ensure_future(self._until_all_gone(client, held))
+        release_ended = asyncio.ensure_future(self._until_release_task_ended())
+        tasks = (heartbeats, gone, release_ended)
         try:
-            await asyncio.wait((keeping, gone, forsaken), return_when=asyncio.FIRST_COMPLETED)
-            for ended in (keeping, gone, forsaken):
-                if ended.done():
-                    ended.result()
-            if not keeping.done() and not gone.done():
-                self.log.warning("The task %r has ended, but not the lease.", self.release_task_id)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()  # raises the error of a task that failed
+            if not heartbeats.done() and not gone.done():
+                self.log.warning(
+                    "The task %r has ended without releasing the lease. Releasing it now.",
+                    self.release_task_id,
+                )
                 await client.release(held, retry_for=None)
         finally:
-            keeping.cancel()
-            gone.cancel()
-            forsaken.cancel()
-            await asyncio.wait((keeping, gone, forsaken))  # the client is closed after what they still do
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)  # they use the client, which may be closed after this
         for lease in held:
             self.log.info(
-                "The lock %r (lease %s) is given back or lost; the keeper ends.", lease.key, lease.lease_id
+                "The lock %r (lease %s) was released or lost. Ending the heartbeat task.",
+                lease.key,
+                lease.lease_id,
             )
 
-    async def _until_gone(self, client: AsyncLockClient, held: LeaseSet) -> None:
+    async def _until_all_gone(self, client: AsyncLockClient, held: LeaseSet) -> None:
+        """Wait until the record shows each lease as gone or draining. If a read fails, raise its error."""
         try:
-            async with asyncio.TaskGroup() as looking:
-                for each in held:
-                    looking.create_task(client.until_gone(each))
+            async with asyncio.TaskGroup() as group:
+                for lease in held:
+                    group.create_task(client.until_gone(lease))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
-    async def _until_forsaken(self) -> None:
-        """Wait until the release task has ended, and what it did would have been noticed."""
+    async def _until_release_task_ended(self) -> None:
+        """Wait until the release task has ended, and a release by it would have been detected."""
         if self.release_task_id is None:
             await asyncio.Event().wait()
         else:
             await task_states.until_ended(self.ti, self.release_task_id)
-            await asyncio.sleep(_NOTICED)
+            await asyncio.sleep(_RELEASE_DETECTION_SECONDS)
 
 
 class DynamoLockReleaseTrigger(LockTrigger):
-    """Gives the leases of an acquire task back; while processes are inside, it abandons them (rule R8).
+    """Releases the leases of an acquire task, or drains them while processes are inside (R8).
 
-    :param acquire_task_id: the task that acquired them.
+    :param acquire_task_id: id of the task that acquired the leases.
+    :param dynamo_lock_conn_id: id of the ``dynamo_lock`` connection.
     """
 
     arguments = ("acquire_task_id", "dynamo_lock_conn_id")
@@ -266,15 +287,18 @@ class DynamoLockReleaseTrigger(LockTrigger):
             self.acquire_task_id,
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
-            # Without end, as the keeper goes on without end: one that gave up would leave the lease to the other.
+            # Retry without a time limit: until the release, the heartbeat task renews the lease without one.
             await client.release(held, retry_for=None)
         return TaskSuccessEvent()
 
 
 class DynamoLockSensorTrigger(LockTrigger):
-    """Waits until the slots could be taken, and ends the task. The parameters are those of `DynamoLockSensor`.
+    """Waits until the lock has capacity for the slots, and ends the task.
 
-    :param deadline: as for `DynamoLockAcquireTrigger`.
+    :param deadline: end of the waiting, in epoch seconds by this deployment's clock; None waits for `timeout`
+        from now.
+
+    The other parameters are those of `DynamoLockSensor`.
     """
 
     arguments = (
@@ -304,7 +328,7 @@ class DynamoLockSensorTrigger(LockTrigger):
         self.deadline = deadline
 
     async def work(self) -> TriggerEvent:
-        timeout = self.timeout if self.deadline is None else max(0.0, self.deadline - time.time())
+        timeout = _remaining(self.timeout, self.deadline)
         try:
             async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
                 await client.wait(
@@ -318,3 +342,8 @@ class DynamoLockSensorTrigger(LockTrigger):
             self.log.error("%s", failure)
             return TaskSkippedEvent() if self.soft_fail else TaskFailedEvent()
         return TaskSuccessEvent()
+
+
+def _remaining(timeout: float | None, deadline: float | None) -> float | None:
+    """Seconds to wait: until `deadline` (epoch seconds) if there is one, else `timeout`. None: no limit."""
+    return timeout if deadline is None else max(0.0, deadline - time.time())

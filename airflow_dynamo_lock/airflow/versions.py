@@ -1,7 +1,7 @@
 """Differences between Airflow 3.0 and 3.3, and uses of Airflow's undocumented internals.
 
-The other modules import from here the names that Airflow has moved between versions, and never compare versions
-themselves.
+The other modules import from here the names that Airflow has moved between versions, and never compare
+versions themselves.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Hook = TypeVar("_Hook", bound=type[Any])
 
 _VERSION = tuple(int(part) for part in _version.split(".")[:2])
 
-#: Whether the scheduler can defer a task by itself, so that the task starts in the triggerer and not on a worker.
+#: Whether the scheduler can defer a task by itself, so that it starts in the triggerer and not on a worker.
 STARTS_IN_TRIGGERER = _VERSION not in ((3, 1), (3, 2))
 
 #: Whether the triggerer renders the templates of a task that starts there.
@@ -63,19 +63,20 @@ RENDERS_IN_TRIGGERER = _VERSION >= (3, 3)
 #: Whether the command ``airflow dynamo-lock`` exists. Earlier versions ignore the commands of providers.
 HAS_PROVIDER_COMMANDS = _VERSION >= (3, 2)
 
-#: Minimum time in seconds from the start of a trigger to the event that resumes its task on a worker, if the task was
-#: deferred on a worker. The executor reports the end of the deferring process as "success". If the task is queued
-#: again before the scheduler has read that report, the scheduler marks the resumed task as failed while it runs
-#: (apache/airflow issues 66374, 67287, 71580 and 72716; open in 3.3.2).
+#: Minimum time in seconds from the start of a trigger to the event that resumes its task on a worker, if the
+#: task was deferred on a worker. The executor reports the end of the deferring process as "success". If the
+#: task is queued again before the scheduler has read that report, the scheduler marks the resumed task as
+#: failed while it runs (apache/airflow issues 66374, 67287, 71580 and 72716; open in 3.3.2).
 RESUME_AFTER = 12.0
 
 
 def may_start_from_trigger(operator: BaseOperator, arguments: Any) -> bool:
     """Whether the scheduler can defer `operator` by itself, so that waiting needs no worker.
 
-    The triggerer of Airflow 3.0 renders no templates. That of Airflow 3.3 renders them without the DAG's own macros and
-    filters and without XComs. No triggerer resolves references to the results of other tasks, or to the arguments of a
-    mapped task group. If `arguments` need any of these, the operator has to start on a worker.
+    The triggerer of Airflow 3.0 renders no templates. That of Airflow 3.3 renders them without the DAG's own
+    macros and filters and without XComs. No triggerer resolves references to the results of other tasks, or
+    to the arguments of a mapped task group. If `arguments` need any of these, the operator has to start on a
+    worker.
 
     :param operator: the operator, with its DAG if it has one.
     :param arguments: the arguments of its trigger.
@@ -98,15 +99,16 @@ def may_start_from_trigger(operator: BaseOperator, arguments: Any) -> bool:
 async def in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Run a blocking function of Airflow in a thread, and await its result in the event loop of a triggerer.
 
-    ``XCom.set``, ``XCom.get_one`` and ``BaseHook.get_connection`` can be called like this in every version. Airflow
-    added their asynchronous forms in 3.1 to 3.3.
+    ``XCom.set``, ``XCom.get_one`` and ``BaseHook.get_connection`` can be called like this in every version.
+    Airflow added their asynchronous forms in 3.1 to 3.3.
 
-    If the caller is cancelled, the call itself continues. Before Airflow 3.3, a request to the triggerer's supervisor
-    that is cancelled leaves its answer unread, and the next request of any trigger reads it and fails.
+    If the caller is cancelled, the call itself continues. Before Airflow 3.3, a request to the triggerer's
+    supervisor that is cancelled leaves its answer unread, and the next request of any trigger reads it and
+    fails.
     """
     from asgiref.sync import sync_to_async
 
-    # With thread_sensitive=True, all triggers would share one thread, and a blocked call would delay the others.
+    # With thread_sensitive=True, all triggers share one thread, and a blocked call delays the others.
     calling = asyncio.ensure_future(sync_to_async(call, thread_sensitive=False)(*args, **kwargs))
     return await asyncio.shield(calling)
 
@@ -116,8 +118,9 @@ def with_connection_form(
 ) -> Callable[[_Hook], _Hook]:
     """Return a class decorator that adds the connection form to a hook, on Airflow before 3.2.
 
-    Airflow 3.2 and later read the form from ``conn-fields`` in the provider's description. Earlier versions call two
-    methods of the hook's own class, not of a base class, and drop forms with other types of field than these two.
+    Airflow 3.2 and later read the form from ``conn-fields`` in the provider's description. Earlier versions
+    call two methods of the hook's own class, not of a base class. They drop a form that has fields of other
+    types than text and boolean.
 
     :param fields: name → label, type and description, as in `provider_info.FIELDS`.
     :param hidden: names of the standard fields that the form does not show.
@@ -147,8 +150,8 @@ def with_connection_form(
 def runs_in_dag_test() -> bool:
     """Whether this process runs ``dag.test()``, which runs all tasks in one process, one after the other.
 
-    There, a task that waits for another task of the same run never ends, and triggers get neither rendered templates
-    nor a task instance.
+    There, a task that waits for another task of the same run never ends, and triggers get neither rendered
+    templates nor a task instance.
     """
     from airflow.sdk.execution_time import supervisor, task_runner
 
@@ -170,9 +173,9 @@ def is_talking_to_supervisor(frame: Any) -> bool:
 
 
 def running_task() -> FrameType | None:
-    """Return the frame of Airflow's task runner that called the task's code, from which this function is called.
+    """Return the frame of Airflow's task runner that called the code of the current task.
 
-    :returns: None outside of an Airflow task.
+    :returns: None if this thread runs no Airflow task.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__") != "airflow.sdk.execution_time.task_runner":
@@ -191,10 +194,10 @@ def has_ended(frame: FrameType) -> bool:
 
 
 def end_process() -> NoReturn:
-    """Kill all child processes, and exit this process at once with status 1. Airflow fails or retries the task.
+    """Kill all child processes, and exit this process at once. Airflow fails or retries the task.
 
-    The children are killed by process id, not by process group, because before Airflow 3.3 a task is in the process
-    group of its supervisor.
+    The children are killed by process id, not by process group, because before Airflow 3.3 a task is in the
+    process group of its supervisor.
     """
     try:
         for child in psutil.Process().children(recursive=True):

@@ -17,9 +17,9 @@ def commands() -> list[Any]:
     return [
         ActionCommand(
             name="dynamo-lock",
-            help="Locks on DynamoDB: who holds what, who waits; hold, break, check",
+            help="Locks on DynamoDB: show, hold, break and check them",
             description="The commands of dynamo-lock, on the table of the connection dynamo_lock_default or --conn-id. "
-            "airflow dynamo-lock COMMAND --help tells more.",
+            "airflow dynamo-lock COMMAND --help shows the options of a command.",
             func=_exec_dynamo_lock,
             args=(
                 Arg(

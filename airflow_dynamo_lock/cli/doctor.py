@@ -95,7 +95,7 @@ def _aws(where: Settings) -> str:
         known = credentials and credentials.get_frozen_credentials().access_key
     except BotoCoreError as failure:
         raise LockAccessError(
-            f"No AWS credentials can be had ({failure}): renew them, or check the profile."
+            f"The AWS credentials cannot be loaded ({failure}): renew them, or check the profile."
         ) from failure
     if not known:
         raise LockAccessError(

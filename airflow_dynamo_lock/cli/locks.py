@@ -40,16 +40,21 @@ def claiming(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(where, claim=claim, **options)
 
     for option in (
-        click.option("--owner", help="Who holds it, for people to read.  [default: host:pid]"),
+        click.option("--owner", help="Name of the holder, for people to read.  [default: host:pid]"),
         click.option(
-            "--priority", default=0, show_default=True, help="Of those who wait, the larger is sooner."
+            "--priority",
+            default=0,
+            show_default=True,
+            help="From -999 to 999; a waiter with a higher priority is granted first.",
         ),
-        click.option("--fair/--unfair", default=True, help="Wait in line; or overtake those who do."),
+        click.option(
+            "--fair/--unfair", default=True, help="Queue and overtake no waiter, or ignore the queue."
+        ),
         click.option(
             "--mode", type=click.Choice(["exclusive", "shared"]), default="exclusive", show_default=True
         ),
-        click.option("--capacity", default=1, show_default=True, help="Slots of the semaphore in all."),
-        click.option("--slots", default=1, show_default=True, help="Slots wanted of it."),
+        click.option("--capacity", default=1, show_default=True, help="Number of slots that the lock has."),
+        click.option("--slots", default=1, show_default=True, help="Number of slots to acquire."),
     ):
         called = option(called)
     return called
@@ -58,17 +63,17 @@ def claiming(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("key")
 @click.option(
-    "--wait-time", type=DURATION, default=60.0, show_default="60s", help="For how long to wait at most."
+    "--wait-time", type=DURATION, default=60.0, show_default="60s", help="Maximum time to wait for the lock."
 )
-@click.option("--no-wait", is_flag=True, help="Try once.")
+@click.option("--no-wait", is_flag=True, help="Try once, do not wait.")
 @click.option(
     "--lease-duration",
     type=DURATION,
     default=7200.0,
     show_default="2 hours",
-    help="How long it is held if it is neither released nor renewed.",
+    help="How long the lease lasts without a renewal.",
 )
-@click.option("--data", help="A JSON object to keep in the lock, for people and programs to read.")
+@click.option("--data", help="JSON object to store with the lock.")
 @settings
 @claiming
 def acquire(
@@ -82,7 +87,7 @@ def acquire(
 ) -> None:
     """Acquire a lock, and print its lease id, which renews and releases it.
 
-    Nothing sends heartbeats for it: it is held until it is released, or its lease runs out. See also `run`.
+    No process sends heartbeats: the lock is held until it is released or its lease runs out. See also `run`.
     """
     locks = where.locks(lease=lease_duration)
     lease = locks.acquire(
@@ -98,18 +103,18 @@ def acquire(
     except OSError as failure:  # without the lease id, no process can release the lock
         locks.release(lease)
         raise LockError(
-            f"The lock {key!r} was given back, for its lease id could not be printed: {failure.strerror}."
+            f"The lock {key!r} was released, because its lease id could not be printed: {failure.strerror}."
         ) from failure
 
 
 @click.command()
 @click.argument("key")
 @click.argument("lease_id")
-@click.option("--lease-duration", type=DURATION, help="How long it is held from now on: longer than before.")
-@click.option("--data", help="A JSON object to keep in the lock instead of what is there; {} removes that.")
+@click.option("--lease-duration", type=DURATION, help="New length of the lease, longer than before.")
+@click.option("--data", help="JSON object that replaces the lock's data; {} removes them.")
 @settings
 def renew(where: Settings, key: str, lease_id: str, lease_duration: float | None, data: str | None) -> None:
-    """Begin a lease anew: one heartbeat."""
+    """Renew a lease: send one heartbeat."""
     locks = where.locks()
     lease = locks.renew(locks.find(key, lease_id), duration=lease_duration, data=_json_object("data", data))
     _print_lease(where, lease)
@@ -120,7 +125,7 @@ def renew(where: Settings, key: str, lease_id: str, lease_duration: float | None
 @click.argument("lease_id")
 @settings
 def release(where: Settings, key: str, lease_id: str) -> None:
-    """Give a lock back."""
+    """Release a lock."""
     locks = where.locks()
     outcome = locks.release(locks.find(key, lease_id))
     if isinstance(outcome, Lost):
@@ -140,7 +145,7 @@ def release(where: Settings, key: str, lease_id: str) -> None:
 @click.argument("key")
 @settings
 def get(where: Settings, key: str) -> None:
-    """Show a lock, and who holds it."""
+    """Show a lock and its holders."""
     record = where.locks().get(key) or LockRecord(key, 1, 1, {}, token=0)
     if where.as_json:
         show.as_json(record.as_dict())
@@ -151,11 +156,11 @@ def get(where: Settings, key: str) -> None:
 
 
 @click.command("list")
-@click.option("--prefix", default="", help="Only locks whose keys begin like this.")
-@click.option("--held", is_flag=True, help="Only those that somebody holds.")
+@click.option("--prefix", default="", help="Only locks whose keys begin with this text.")
+@click.option("--held", is_flag=True, help="Only locks that are held.")
 @settings
 def list_(where: Settings, prefix: str, held: bool) -> None:
-    """Show all locks of the table. Reads all of it."""
+    """Show all locks of the table. Reads the whole table."""
     records = _listed(where.locks(), prefix, held)
     if where.as_json:
         show.as_json([each.as_dict() for each in records])
@@ -170,13 +175,13 @@ def list_(where: Settings, prefix: str, held: bool) -> None:
 
 @click.command()
 @click.argument("keys", nargs=-1)
-@click.option("--prefix", default="", help="Only locks whose keys begin like this.")
+@click.option("--prefix", default="", help="Only locks whose keys begin with this text.")
 @click.option(
-    "--interval", type=DURATION, default=2.0, show_default="2s", help="Between two looks at the table."
+    "--interval", type=DURATION, default=2.0, show_default="2s", help="Time between two reads of the table."
 )
 @settings
 def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) -> None:
-    """Show some locks, or all that are held, as they change, until interrupted."""
+    """Show the locks KEYS, or all held locks, and update the output on each change, until interrupted."""
     from rich.console import Console
     from rich.live import Live
 
@@ -226,7 +231,7 @@ def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) 
 @click.argument("key")
 @settings
 def waiters(where: Settings, key: str) -> None:
-    """Show who waits in line for a lock, the next one first."""
+    """Show the queue of a lock, in the order in which waiters are granted it."""
     found = where.locks().waiters(key)
     if where.as_json:
         show.as_json([each.as_dict() for each in found])
@@ -239,21 +244,23 @@ def waiters(where: Settings, key: str) -> None:
 @click.command("break")
 @click.argument("key")
 @click.argument("lease_id", required=False)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @settings
 def break_(where: Settings, key: str, lease_id: str | None, yes: bool) -> None:
-    """Take a lock away from whoever holds it.
+    """Take a lock away from its holder.
 
-    Its work may go on until the holder notices, at its next heartbeat: see first that it does not, or must not.
+    The holder learns of it at its next heartbeat, and may work until then. Check first that its work has ended, or
+    must end.
     """
     locks = where.locks()
     record = locks.get(key)
     if record is None or not record.holders:
-        raise LockNotHeldError(f"Nobody holds the lock {key!r}, so there is nothing to break.")
+        raise LockNotHeldError(f"The lock {key!r} is not held, so there is nothing to break.")
     if lease_id is None:
         if len(record.holders) > 1:
             raise LockValueError(
-                f"The lock {key!r} has {len(record.holders)} holders: name one, dynamo-lock break KEY LEASE_ID."
+                f"The lock {key!r} has {len(record.holders)} holders: say which lease to break, "
+                "dynamo-lock break KEY LEASE_ID."
             )
         lease_id = next(iter(record.holders))
     holder = record.holders.get(lease_id)
@@ -262,8 +269,8 @@ def break_(where: Settings, key: str, lease_id: str | None, yes: bool) -> None:
             f"The lock {key!r} is held by {holder.describe(record.read_at_ms)} (lease {lease_id}).", err=True
         )
         if not sys.stdin.isatty():
-            raise LockValueError("Nobody is here to be asked whether to break it: say --yes.")
-        if not click.confirm("Take it away?", err=True):
+            raise LockValueError("There is no terminal on which to ask for confirmation: add --yes.")
+        if not click.confirm("Break it?", err=True):
             raise LockError("Not broken.")
     locks.break_lock(key, lease_id)
 
@@ -271,10 +278,10 @@ def break_(where: Settings, key: str, lease_id: str | None, yes: bool) -> None:
 @click.command()
 @click.argument("key")
 @click.argument("number", type=int, required=False)
-@click.option("--unset", is_flag=True, help="Let those who acquire it say the capacity again.")
+@click.option("--unset", is_flag=True, help="Let claims decide the capacity again.")
 @settings
 def capacity(where: Settings, key: str, number: int | None, unset: bool) -> None:
-    """Give a semaphore another capacity, held or not."""
+    """Set the capacity of a semaphore, whether it is held or not."""
     if (number is None) != unset:
         raise click.UsageError("Give either a NUMBER of slots or --unset.")
     record = where.locks().set_capacity(key, number)

@@ -51,15 +51,17 @@ _WITH_DATA = ("amazon-lock-client",)
     "--from-format",
     type=click.Choice([name for name in FORMATS if name != NATIVE]),
     required=True,
-    help="The other library's.",
+    help="Format of the other library.",
 )
-@click.option("--from-table", required=True, help="Its table, or bucket.")
-@click.option("--from-partition-key", help="How that names its partition key, if not as usual.")
-@click.option("--from-sort-key", help="The same for its sort key.")
-@click.option("--from-prefix", default="", help="Only those whose names begin like that, and KEYS.")
-@click.option("--wait-time", type=DURATION, help="For how long to wait for holders.  [default: without end]")
+@click.option("--from-table", required=True, help="Table or bucket of the other library.")
+@click.option("--from-partition-key", help="Name of its partition key, if not the library's default.")
+@click.option("--from-sort-key", help="Name of its sort key, if not the library's default.")
+@click.option("--from-prefix", default="", help="Only locks whose names begin with this text, and KEYS.")
+@click.option("--wait-time", type=DURATION, help="Maximum time to wait for holders.  [default: no limit]")
 @click.option(
-    "--undo", is_flag=True, help="Move all of them back, or KEYS: their clients can take them again."
+    "--undo",
+    is_flag=True,
+    help="Move all locks back, or KEYS, so that the other library's clients can use them again.",
 )
 @click.argument("keys", nargs=-1)
 @settings
@@ -110,7 +112,7 @@ def migrate(
         work.until_done(move.over, "moved", wait_time, prepare=move.begin)
     if work.failures:
         raise LockError(
-            f"{work.failures} could not be moved: see above what is wrong with each, mend it, and run this again."
+            f"{work.failures} could not be moved: correct what is reported above, and run the command again."
         )
 
 
@@ -176,7 +178,7 @@ class _Work:
             if deadline is not None and time.monotonic() >= deadline:
                 names = ", ".join(repr(key) for key in sorted(self.left))
                 raise LockTimeoutError(
-                    f"Not moved within {wait_time:g} s: {names}. Run it again for the rest."
+                    f"Not moved within {wait_time:g} s: {names}. Run the command again for the others."
                 )
             time.sleep(_PAUSE)
 

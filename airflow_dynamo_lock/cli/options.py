@@ -140,7 +140,8 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(Settings(table, sdk, as_json, format, partition_key, sort_key), **options)
         if region or profile or endpoint_url or format != NATIVE or partition_key or sort_key:
             raise click.UsageError(
-                "With --conn-id, the connection says the region, the profile, the endpoint, the format and its keys."
+                "With --conn-id, the connection has the region, the profile, the endpoint, the format and its keys: "
+                "leave these options out."
             )
         hook = airflow_hook(conn_id, verbose=verbose)
         connected = hook.settings
@@ -155,10 +156,15 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(where, **options)
 
     for option in (
-        click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is done."),
+        click.option("-v", "--verbose", is_flag=True, help="Log each step to stderr."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
-        click.option("--sort-key", help="The same for its sort key."),
-        click.option("--partition-key", help="How another library's table names that key, if not as usual."),
+        click.option(
+            "--sort-key", help="Name of the sort key of another library's table, if not the default."
+        ),
+        click.option(
+            "--partition-key",
+            help="Name of the partition key of another library's table, if not the default.",
+        ),
         click.option(
             "--format",
             type=click.Choice(FORMATS),
@@ -166,23 +172,23 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             envvar="DYNAMO_LOCK_FORMAT",
             show_envvar=True,
-            help="The table's: ours, or another lock library's. With s3, the table is a bucket.",
+            help="Format of the table: native, or another library's. With s3, the table is a bucket.",
         ),
-        click.option("--endpoint-url", help="Of a DynamoDB that is not AWS's own."),
-        click.option("--profile", help="Of the AWS configuration."),
-        click.option("--region", help="The table's AWS region."),
+        click.option("--endpoint-url", help="URL of a DynamoDB server other than AWS's."),
+        click.option("--profile", help="Profile of the AWS configuration."),
+        click.option("--region", help="AWS region of the table."),
         click.option(
             "--conn-id",
             envvar="DYNAMO_LOCK_CONN_ID",
             show_envvar=True,
-            help="The Airflow connection that says all this, where Airflow is installed.",
+            help="Airflow connection that has all these settings. Needs Airflow.",
         ),
         click.option(
             *("--table", "--tablename"),
             "table",
             envvar="DYNAMO_LOCK_TABLE",
             show_envvar=True,
-            help=f"The lock table.  [default: {DEFAULT_TABLE}]",
+            help=f"Name of the lock table.  [default: {DEFAULT_TABLE}]",
         ),
     ):
         called = option(called)
@@ -218,7 +224,7 @@ def _by_sdk(region: str | None, profile: str | None, endpoint_url: str | None, s
         return session.client(service, endpoint_url=endpoint_url, config=sdk_config())
     except (BotoCoreError, ValueError) as wrong:
         raise LockAccessError(
-            f"No DynamoDB client can be made ({str(wrong).rstrip('.')}): "
+            f"The DynamoDB client cannot be created ({str(wrong).rstrip('.')}): "
             "check --region, --profile and --endpoint-url."
         ) from wrong
 

@@ -41,21 +41,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 @click.command()
-@click.option("--wait-time", type=DURATION, help="For how long to wait at most.  [default: without end]")
-@click.option("--no-wait", is_flag=True, help="Try once.")
+@click.option("--wait-time", type=DURATION, help="Maximum time to wait for the lock.  [default: no limit]")
+@click.option("--no-wait", is_flag=True, help="Try once, do not wait.")
 @click.option(
     "--lease-duration",
     type=DURATION,
     default=30.0,
     show_default="30s",
-    help="How long the lock stays held if this machine dies. Heartbeats are sent meanwhile.",
+    help="How long the lease lasts after its last heartbeat, such as when this machine dies.",
 )
 @click.option(
     "--kill-after",
     type=DURATION,
     default=2.0,
     show_default="2s",
-    help="What is to end, when the lease is lost or the command has ended, is given so long before it is killed.",
+    help="Time between SIGTERM and SIGKILL for processes that must end.",
 )
 @click.argument("key")
 @click.argument("command", nargs=-1, required=True)
@@ -71,7 +71,7 @@ def run(
     kill_after: float,
     claim: Any,
 ) -> int:
-    """Hold a lock while a command runs: dynamo-lock run [OPTIONS] KEY -- COMMAND…
+    """Run a command while the lock is held: dynamo-lock run [OPTIONS] KEY -- COMMAND…
 
     Waits for the lock, runs the command with DYNAMO_LOCK_KEY, DYNAMO_LOCK_LEASE_ID and DYNAMO_LOCK_TOKEN in its
     environment, sends heartbeats, passes signals on, and exits with the command's exit code (128 and the signal's

@@ -13,11 +13,17 @@ def table() -> None:
 
 
 @table.command()
-@click.option("--streams", is_flag=True, help="With a stream of its changes, for quick hand-over.")
-@click.option("--wait-time", type=DURATION, default=60.0, show_default="60s", help="Until it can be used.")
+@click.option("--streams", is_flag=True, help="Enable a stream, so that waiters are notified sooner.")
+@click.option(
+    "--wait-time",
+    type=DURATION,
+    default=60.0,
+    show_default="60s",
+    help="Maximum time to wait until the table is active.",
+)
 @settings
 def create(where: Settings, streams: bool, wait_time: float) -> None:
-    """Make the lock table: on-demand, time to live on. One that exists is checked instead."""
+    """Create the lock table, on demand and with time to live. If it exists, check it."""
     where.locks().create_table(timeout=wait_time, streams=streams)
     click.echo(f"The lock table {where.table!r} is ready.", err=True)
 

@@ -107,7 +107,7 @@ def log_end(lease: Lease, outcome: Released | Draining | Lost) -> None:
             )
         case Lost():
             log.warning(
-                "The lock %r was not ours to release (lease %s, token %d): %s.",
+                "The lock %r was not held any more when it was released (lease %s, token %d): %s.",
                 lease.key,
                 lease.lease_id,
                 lease.token,

@@ -125,9 +125,7 @@ def reply(output: Mapping[str, Any], sent_at: float, *, refused: bool = False) -
     metadata = output.get("ResponseMetadata", {})
     length = metadata.get("HTTPHeaders", {}).get("content-length", "0")
     if output.keys() <= {"ResponseMetadata"} and length.isdigit() and int(length) > len("{}"):
-        raise LockUnavailableError(
-            f"AWS's answer, of {length} bytes, ended before it was whole.", maybe_applied=True
-        )
+        raise LockUnavailableError(f"AWS's answer, of {length} bytes, was cut off.", maybe_applied=True)
     return Reply(
         output=output,
         sent_at=sent_at,
@@ -164,7 +162,7 @@ def _is_refused(failure: aws.ClientError) -> bool:
 def not_answered(request: Request) -> LockUnavailableError:
     """The error of a request that was not answered within its timeout."""
     return LockUnavailableError(
-        f"{_service(request)} has not answered {request.action} within {request.within or 0:.1f} s.",
+        f"{_service(request)} did not answer {request.action} within {request.within or 0:.1f} s.",
         maybe_applied=True,
     )
 
@@ -185,7 +183,7 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
         return StreamGoneError(f"The stream of the lock table {table!r} has moved on ({code}: {message}).")
     if code == "NoSuchBucket":
         return TableMissingError(
-            f"The bucket {table!r} does not exist: make it, or check its name and the region."
+            f"The bucket {table!r} does not exist: create it, or check its name and the region."
         )
     if code == "ResourceNotFoundException":
         return TableMissingError(
@@ -202,8 +200,8 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
             )
         if "Item size" in message:
             return LockValueError(
-                f"There is no room for this in the record of the lock {_lock_of(request.params)} "
-                f"({message}): a DynamoDB item holds 400 KB; keep less in `data`."
+                f"The record of the lock {_lock_of(request.params)} "
+                f"would be too large ({message}): a DynamoDB item has at most 400 KB; store less in `data`."
             )
         if bad := _BAD_VALUE.search(message):
             return LockValueError(
@@ -213,12 +211,12 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
         if request.action == "TransactWriteItems":
             return LockRecordError(
                 f"One of the records of the locks {_keys_of(request)} in table {table!r} cannot be updated "
-                f"({message}): another program may have damaged it; look at the items before you mend or delete one."
+                f"({message}): another program may have damaged it; check the items before you correct or delete one."
             )
         if request.action == "UpdateItem":
             return LockRecordError(
                 f"The record of the lock {_lock_of(request.params)} in table {table!r} cannot be updated "
-                f"({message}): another program may have damaged it; look at the item before you mend or delete it."
+                f"({message}): another program may have damaged it; check the item before you correct or delete it."
             )
     if code.isdigit():
         # The SDK could not parse the response. The response is not shown: it may be a record with its `data` (R12).

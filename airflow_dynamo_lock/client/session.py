@@ -206,8 +206,8 @@ class ClientCore:
         outcome = yield from self.operations.renewing.renew_all(leases, edit)
         if isinstance(outcome, Draining):
             raise LockLostError(
-                f"The lock {leases[0].key!r} (lease {leases[0].lease_id}) is being given back: "
-                "nothing about it changes any more."
+                f"The lock {leases[0].key!r} (lease {leases[0].lease_id}) is being released: "
+                "it cannot be renewed any more."
             )
         self._renewed(term, min(each.lease_ms for each in leases), outcome)
         lease.check()
@@ -251,8 +251,8 @@ class ClientCore:
         )
         if isinstance(outcome, Draining):
             raise LockLostError(
-                f"The lock {lease.key!r} (lease {lease.lease_id}) is being given back: "
-                "nothing may start under it any more."
+                f"The lock {lease.key!r} (lease {lease.lease_id}) is being released: "
+                "no process can enter it any more."
             )
         assert lease.term is not None
         self._renewed(lease.term, lease.lease_ms, outcome)

@@ -1,4 +1,4 @@
-# The lock table of airflow-dynamo-lock, and IAM policies for the roles of workers and triggerers.
+# The DynamoDB table of airflow-dynamo-lock, and IAM policies for the roles of workers and triggerers.
 
 terraform {
   required_version = ">= 1.3"
@@ -17,13 +17,13 @@ variable "table_name" {
 }
 
 variable "streams" {
-  description = "Enable the table's stream, for a faster hand-over."
+  description = "Enable the table's DynamoDB stream, for faster hand-over of locks."
   type        = bool
   default     = false
 }
 
 variable "point_in_time_recovery" {
-  description = "Enable point-in-time recovery. Locks do not need it, see 'After a restore' in docs/installing.md."
+  description = "Enable point-in-time recovery. Locks do not need it. See 'After a restore' in docs/installing.md."
   type        = bool
   default     = false
 }

@@ -86,7 +86,7 @@ def most(claim: Claim, writes_a_second: float, *, inside: bool) -> int:
     return holders
 
 
-KEEPER = lock_options.BEATS_PER_LEASE / DEFAULT_LEASE
+KEEPER = lock_options.HEARTBEATS_PER_LEASE / DEFAULT_LEASE
 GUARD = BEATS_PER_GRACE / RELEASE_GRACE
 
 

@@ -104,7 +104,7 @@ def test_a_lock_whose_lease_id_nobody_gets_is_given_back(
     # Its reader is away by the time that there is something to read.
     result = shell.script(f'$DYNAMO_LOCK acquire "$KEY" --no-wait {options} {output}', KEY=key)
     complaint = said(result, FAILED)
-    assert "was given back, for its lease id could not be printed" in complaint
+    assert "was released, because its lease id could not be printed" in complaint
     assert len(complaint.splitlines()) == 1
     record = locks.get(key)
     assert record is not None

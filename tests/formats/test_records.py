@@ -15,7 +15,7 @@ from airflow_dynamo_lock.core.effects import Reply
 from airflow_dynamo_lock.core.foreign.item import OURS
 from airflow_dynamo_lock.core.foreign.registry import format_of
 from airflow_dynamo_lock.core.foreign.s3_requests import OURS as OURS_IN_S3
-from airflow_dynamo_lock.core.foreign.s3_requests import _object
+from airflow_dynamo_lock.core.foreign.s3_requests import _parse_object
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.table.codec import encode
 from tests.formats import items
@@ -71,7 +71,7 @@ def test_an_object(data: st.DataObject) -> None:
         lock[name] = data.draw(texts_of_json)
     body = data.draw(st.just(json.dumps(lock).encode()) | st.binary(max_size=5) | st.just(b"[" * 5000))
     metadata = data.draw(st.just({}) | st.builds(lambda text: {OURS_IN_S3: text}, st.text(max_size=5)))
-    found = _object("k", "bucket", {"Body": body, "Metadata": metadata})
+    found = _parse_object("k", "bucket", {"Body": body, "Metadata": metadata})
     form = format_of("s3", "bucket", 10_000)
     if isinstance(found, LockRecordError):
         assert len(str(found).splitlines()) == 1

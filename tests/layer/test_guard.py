@@ -98,7 +98,7 @@ def test_nothing_starts_under_a_lease_that_is_lost(locks: LockClient, lease: Lea
     locks.break_lock(lease.key, lease.lease_id)
     with pytest.raises(LockLostError, match="released, broken or reclaimed"):
         Guard(locks, [lease], task).enter()
-    assert guard._here == []
+    assert guard._active_guards == []
 
 
 def test_nothing_starts_under_a_lease_that_is_being_given_back(
@@ -161,7 +161,7 @@ def test_nothing_is_interrupted_after_the_code_of_the_task_has_ended(
     exec("def run():\n    enter()", runner)
     runner["run"]()  # type: ignore[operator]
     locks.break_lock(lease.key, lease.lease_id)
-    guard._beats[0]._thread.join(20)
+    guard._heartbeats[0]._thread.join(20)
     guard.leave()
     assert guard._lost
     assert not task.killed.is_set()

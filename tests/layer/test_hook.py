@@ -125,14 +125,14 @@ async def test_all_triggers_of_a_process_share_one_client(
     monkeypatch: pytest.MonkeyPatch, locks: LockClient
 ) -> None:
     hook = of_table(monkeypatch, locks)
-    monkeypatch.setattr(hooks, "_LINGER", 0.0)
+    monkeypatch.setattr(hooks, "_IDLE_SECONDS", 0.0)
     async with hook.async_client() as (one, settings), hook.async_client() as (other, _):
         assert one is other
         assert settings.table == "locks"
         lease = await one.try_acquire("shared")
         assert lease
         assert await other.release(lease)
-    while hooks._shared:  # noqa: ASYNC110 - it is closed by a task of its own, a turn or two of the loop later
+    while hooks._shared_clients:  # noqa: ASYNC110 - it is closed by a task of its own, a turn or two of the loop later
         await asyncio.sleep(0)
     async with hook.async_client() as (later, _):
         assert later is not one
@@ -146,7 +146,7 @@ async def test_triggers_read_the_tables_stream_if_the_connection_says_so(
     monkeypatch: pytest.MonkeyPatch, locks: LockClient, says: dict[str, Any], streams: bool
 ) -> None:
     hook = of_table(monkeypatch, locks, **says)
-    monkeypatch.setattr(hooks, "_LINGER", 0.0)
+    monkeypatch.setattr(hooks, "_IDLE_SECONDS", 0.0)
     async with hook.async_client() as (client, _):
         assert (client._streams is not None) is streams
         if streams:

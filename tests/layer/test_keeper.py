@@ -35,7 +35,7 @@ class Airflow:
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch, connection: None) -> Airflow:
     monkeypatch.setattr(task_states, "EVERY", 0.1)
-    monkeypatch.setattr(triggers, "_NOTICED", 0.1)
+    monkeypatch.setattr(triggers, "_RELEASE_DETECTION_SECONDS", 0.1)
     answers = Airflow()
     monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", answers, raising=False)
     return answers
@@ -140,13 +140,13 @@ def a_set(*keys: str) -> LeaseSet:
 async def test_a_look_that_fails_is_no_lease_that_is_gone(airflow: Airflow) -> None:
     client = Looking("b")
     with pytest.raises(LockTableError):
-        await asyncio.wait_for(keeper()._keep(client, a_set("a", "b")), PATIENCE)  # type: ignore[arg-type]
+        await asyncio.wait_for(keeper()._send_heartbeats(client, a_set("a", "b")), PATIENCE)  # type: ignore[arg-type]
     assert not client.watched
 
 
 async def test_nothing_is_looked_at_once_it_is_cancelled(airflow: Airflow) -> None:
     client = Looking()
-    keeping = asyncio.ensure_future(keeper()._keep(client, a_set("a", "b")))  # type: ignore[arg-type]
+    keeping = asyncio.ensure_future(keeper()._send_heartbeats(client, a_set("a", "b")))  # type: ignore[arg-type]
     await asyncio.wait_for(client.watches_two.wait(), PATIENCE)
     keeping.cancel()
     await asyncio.wait([keeping])

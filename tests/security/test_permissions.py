@@ -1,4 +1,4 @@
-"""Each role of docs/configuration.md has the permissions that it needs, and no more. The policies are the page's own.
+"""Each role of docs/permissions.md has the permissions that it needs, and no more. The policies are the page's own.
 
 Actions are enforced by moto's IAM; actions, resources and leading keys once more by `policies.Guarded`.
 """
@@ -24,11 +24,11 @@ from airflow_dynamo_lock.core.wait.poller import WaiterHandle
 from tests.security.policies import Guarded, is_allowed
 from tests.test_documentation import ROOT
 
-PAGE = ROOT / "docs" / "configuration.md"
+PAGE = ROOT / "docs" / "permissions.md"
 TABLE = "airflow_locks"
 REGION = "eu-central-1"
 TEAM = "Holder of a team's own keys"
-STREAM = "Reader of the stream"
+STREAM = "Stream reader"
 
 SEVERAL = "try_acquire of several"
 
@@ -108,10 +108,8 @@ MORE = {
 
 def policy_of(role: str) -> dict[str, Any]:
     """The policy below the role's heading."""
-    _, _, below = PAGE.read_text().partition(f"\n### {role}\n")
-    (block,) = re.findall(
-        r"^```json\n(.*?)^```$", below.partition("\n### ")[0].partition("\n## ")[0], re.M | re.S
-    )
+    _, _, below = PAGE.read_text().partition(f"\n## {role}\n")
+    (block,) = re.findall(r"^```json\n(.*?)^```$", below.partition("\n## ")[0], re.M | re.S)
     policy: dict[str, Any] = json.loads(block)
     return policy
 

@@ -214,7 +214,7 @@ class Acquiring:
                     left = None if deadline is None else max(0.0, deadline - stamp.at)
                     if left == 0:
                         raise
-                    log.warning("Waiting for room in the lock %r: %s", key, unavailable)
+                    log.warning("Waiting for free slots of the lock %r: %s", key, unavailable)
                     now = yield Sleep(slot.pause(poll_interval, stamp.jitter, left))
                     continue
                 slot.answered()

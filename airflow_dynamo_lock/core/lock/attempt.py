@@ -246,7 +246,7 @@ class Attempting:
         if earlier:
             for holder in earlier:
                 log.info(
-                    "Lease %s of %r ends: a later attempt acquires.",
+                    "Ending the lease %s of %r: a later attempt at the same work acquires the lock.",
                     holder.lease_id,
                     claim.key,
                 )

@@ -139,7 +139,7 @@ def checked_text(name: str, text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise LockValueError(
-            f"{name} {shown(text)} is not valid Unicode: it holds a lone surrogate."
+            f"{name} {shown(text)} is not valid Unicode: it contains a lone surrogate."
         ) from None
     return text
 
@@ -164,7 +164,7 @@ def checked_mode(mode: str, slots: int, capacity: int) -> tuple[int, int]:
         return slots, capacity
     if (slots, capacity) != (1, 1):
         raise LockValueError(
-            f"A shared lock has no slots to count, so {slots} of {capacity} cannot be taken in shared mode: "
+            f"A shared lock has no slots to count, so {slots} of {capacity} cannot be acquired in shared mode: "
             "leave slots and capacity out, or the mode."
         )
     return 1, SHARED

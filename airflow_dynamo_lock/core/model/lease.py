@@ -136,7 +136,7 @@ class Lease:
             return cls(**{name: values[name] for name in _LEASE_VALUES}, term=term).checked()
         except (KeyError, TypeError) as wrong:
             raise LockValueError(
-                f"This is not what a task that acquires a lock has as its result, but of type {type(values).__name__}, "
+                f"This is not the result of a task that acquires a lock, but of type {type(values).__name__}, "
                 f"with something missing or wrong: {wrong}."
             ) from None
 

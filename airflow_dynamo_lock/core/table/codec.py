@@ -42,7 +42,7 @@ def encode(value: Any, levels: int = _LEVELS) -> dict[str, Any]:
         case list() | tuple() | Mapping():
             if levels < 1:
                 raise LockValueError(
-                    f"DynamoDB stores at most {_LEVELS} lists and maps in one another, and these are more."
+                    f"DynamoDB stores at most {_LEVELS} levels of lists and maps, and these are more."
                 )
             if isinstance(value, Mapping):
                 return {"M": {_name(name): encode(each, levels - 1) for name, each in value.items()}}
@@ -95,7 +95,7 @@ def _text(name: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise LockValueError(f"{name} is not valid Unicode: it holds a lone surrogate.") from None
+        raise LockValueError(f"{name} is not valid Unicode: it contains a lone surrogate.") from None
     return text
 
 

@@ -136,7 +136,7 @@ def lock_record(item: Mapping[str, Any], table: str, server_ms: int | None) -> L
         name, why = item.get("key", {}).get("S", "?"), str(wrong)
         raise LockRecordError(
             f"The record of the lock {name!r} in table {table!r} is damaged ({why}); "
-            "it was left as it is: mend it, or delete the item once you know that nobody works under this lock."
+            "it was not changed: correct it, or delete the item when no holder of this lock is at work."
         ) from wrong
     return record
 

@@ -39,7 +39,7 @@ def create(format: Format, *, now: float, timeout: float, streams: bool = False)
     table = format.table
     if not format.keys:
         raise LockValueError(
-            f"The locks are objects in the bucket {table!r}: make it as you make your other buckets."
+            f"The locks are objects in the bucket {table!r}: create it as you create your other buckets."
         )
     with suppress(TableExistsError):
         now = (yield _create_request(format, streams)).received_at
@@ -88,14 +88,14 @@ def check(format: Format) -> Operation[Mapping[str, Any]]:
     if format.ttl_attribute is None:
         if on:
             raise LockTableError(
-                f"The table {table!r} expires records by the attribute {ttl.get('AttributeName')!r}, which our clients "
-                "do not renew, so that DynamoDB could delete a lock that is held: disable its time to live, or choose "
-                "another table."
+                f"The table {table!r} expires records by the attribute {ttl.get('AttributeName')!r}, which this "
+                "package does not renew, so DynamoDB could delete a lock that is held: disable its time to live, or "
+                "choose another table."
             )
         return described
     if not on:
         raise TtlOffError(
-            f"The lock table {table!r} never removes the records of locks that nobody uses any more: "
+            f"The lock table {table!r} keeps the records of unused locks for ever: "
             f"enable time to live on the attribute {format.ttl_attribute!r}, as client.create_table() does."
         )
     if ttl.get("AttributeName") != format.ttl_attribute:
