@@ -48,7 +48,7 @@ class _Commands(click.Group):
 def cli() -> None:
     """Locks in a DynamoDB table, as airflow-dynamo-lock uses them.
 
-    Exits with 0 when done, 3 when the lock is held by somebody else, or is not held by that lease (any more), 2 when
+    Exits with 0 when done, 3 when the lock is held by another lease, or is not held by that lease (any more), 2 when
     the command was used wrongly, 1 for all else. AWS credentials, region and profile are found as by the AWS CLI.
     """
 

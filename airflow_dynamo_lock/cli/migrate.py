@@ -79,7 +79,7 @@ def migrate(
     """Move locks from another library's table to ours.
 
     All that the table shows, and those named by KEYS: of a lock that is free, most libraries leave no trace. A lock
-    that is held is moved as soon as it is given back, or its holder is dead. Exits with 3 if the time is up before, and
+    that is held is moved as soon as it is released, or its holder is dead. Exits with 3 if the time is up before, and
     with 1 if there are some that cannot be moved.
     """
     if where.format != NATIVE:
@@ -166,7 +166,9 @@ class _Work:
             unprepared &= self.left
             if prepare and not unprepared:
                 number = moved + len(self.left)
-                click.echo(f"begun: nobody here takes any of {number} locks before it is moved", err=True)
+                click.echo(
+                    f"begun: the native table grants none of the {number} locks until it is moved", err=True
+                )
                 prepare = None
             for key in sorted(self.left - unprepared):
                 if self._try(step, key):

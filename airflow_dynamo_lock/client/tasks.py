@@ -63,7 +63,7 @@ class AsyncRuntime:
             sort_key,
             streams=streams is not None,
         )
-        self._beating: dict[asyncio.Task[None], Lease | LeaseSet] = {}
+        self._heartbeats: dict[asyncio.Task[None], Lease | LeaseSet] = {}
         self._poller: asyncio.Task[None] | None = None
         self._maintainer: asyncio.Task[None] | None = None
         self._stream_reader: asyncio.Task[None] | None = None
@@ -98,16 +98,16 @@ class AsyncRuntime:
         lease = self._core.with_term(lease)
         every = self._core.interval(lease, interval)
         name, safe = name_of(lease), self._core.safe_time(lease, safe_time)
-        beats = asyncio.create_task(
+        heartbeats = asyncio.create_task(
             self._send_heartbeats(lease, every, on_lost), name=f"dynamo-lock heartbeat {name}"
         )
-        self._beating[beats] = lease
-        beats.add_done_callback(self._beating.pop)
+        self._heartbeats[heartbeats] = lease
+        heartbeats.add_done_callback(self._heartbeats.pop)
         if on_danger is not None:
             watching = self._run(monitor(lease, safe, on_danger))
             watcher = asyncio.create_task(watching, name=f"dynamo-lock monitor {name}")
-            beats.add_done_callback(lambda _: watcher.cancel())
-        return beats
+            heartbeats.add_done_callback(lambda _: watcher.cancel())
+        return heartbeats
 
     async def _send_heartbeats(self, lease: Lease | LeaseSet, every: float, on_lost: OnLost | None) -> None:
         try:
@@ -134,8 +134,8 @@ class AsyncRuntime:
 
     def _stop_heartbeats(self) -> list[Lease | LeaseSet]:
         """Stop all heartbeats. Returns their leases, without those of a parent process."""
-        leases = [lease for lease in self._beating.values() if not is_inherited(lease)]
-        for heartbeats in list(self._beating):
+        leases = [lease for lease in self._heartbeats.values() if not is_inherited(lease)]
+        for heartbeats in list(self._heartbeats):
             heartbeats.cancel()
         return leases
 

@@ -65,7 +65,7 @@ class ThreadRuntime:
             sort_key,
             streams=streams is not None,
         )
-        self._beating: set[KeepAlive] = set()
+        self._heartbeats: set[KeepAlive] = set()
         self._start()
         _clients.add(self)
 
@@ -104,9 +104,9 @@ class ThreadRuntime:
 
     def _start_in_fork(self) -> None:
         """Start anew in a fork: the threads, and the leases that they work for, stay with the parent process."""
-        for beats in self._beating:
-            beats.forget()
-        self._beating.clear()
+        for heartbeats in self._heartbeats:
+            heartbeats.forget()
+        self._heartbeats.clear()
         self._core.start()
         self._start()
         for client in filter(None, (self._client, self._streams)):
@@ -118,9 +118,9 @@ class ThreadRuntime:
     def _stop_heartbeats(self) -> list[Lease | LeaseSet]:
         """Stop all heartbeats. Returns their leases, without those of a parent process."""
         leases = [
-            heartbeats.lease for heartbeats in list(self._beating) if not is_inherited(heartbeats.lease)
+            heartbeats.lease for heartbeats in list(self._heartbeats) if not is_inherited(heartbeats.lease)
         ]
-        for heartbeats in list(self._beating):
+        for heartbeats in list(self._heartbeats):
             heartbeats.stop()
         return leases
 
@@ -250,7 +250,7 @@ class KeepAlive:
         self._thread = threading.Thread(
             target=self._send_heartbeats, name=f"dynamo-lock heartbeat {name_of(lease)}", daemon=True
         )
-        client._beating.add(self)
+        client._heartbeats.add(self)
         self._thread.start()
         if on_danger is not None:
             # In a thread of its own, because the other one may wait for the answer to a heartbeat.
@@ -270,7 +270,7 @@ class KeepAlive:
     def stop(self) -> None:
         """Send no further heartbeats. One that was sent may still arrive; after a release it changes nothing."""
         self._stopped.set()
-        self._client._beating.discard(self)
+        self._client._heartbeats.discard(self)
 
     def forget(self) -> None:
         """Stop in a fork, where the thread does not exist and may have left the event locked."""
@@ -294,7 +294,7 @@ class KeepAlive:
         except Exception:
             log.exception("The heartbeats of %s ended.", name_of(self.lease))
             end_by_error(self.lease)
-        self._client._beating.discard(self)
+        self._client._heartbeats.discard(self)
         if self._stopped.is_set() or self._on_lost is None:
             return
         try:

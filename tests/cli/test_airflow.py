@@ -66,4 +66,4 @@ def test_a_connection_that_is_not_there(shell: Shell, key: str) -> None:
     assert "There is no connection 'nobody'" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
     both = shell("acquire", key, "--conn-id", "nobody", "--region", "eu-central-1")
-    assert "the connection says the region" in both.stderr
+    assert "the connection has the region" in both.stderr

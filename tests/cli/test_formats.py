@@ -48,7 +48,7 @@ def test_a_lock_is_taken_seen_renewed_and_given_back(there: Shell, key: str) -> 
 def test_a_lock_is_broken(there: Shell, key: str) -> None:
     lease_id = there("acquire", key).stdout.strip()
     asked = there("break", key)
-    assert (asked.returncode, "say --yes" in asked.stderr) == (USAGE, True)
+    assert (asked.returncode, "add --yes" in asked.stderr) == (USAGE, True)
     assert there("break", key, "--yes").returncode == DONE
     assert there("renew", key, lease_id).returncode == NOT_OURS
 

@@ -201,7 +201,7 @@ def test_output_that_nobody_reads_is_no_failure_and_output_that_is_lost_is_one(
         ("run k -- echo done <&-", DONE, "done\n", ""),
         ("run k -- true >&-", DONE, "", ""),
         ("run k -- echo done 2>&-", DONE, "done\n", ""),
-        ("break k <&-", USAGE, "", "say --yes"),
+        ("break k <&-", USAGE, "", "add --yes"),
         ("get k >&-", FAILED, "", "Bad file descriptor"),
     ],
 )
@@ -279,7 +279,7 @@ def test_break_says_whose_it_is_and_asks_first(shell: Shell, locks: LockClient, 
 
     refused = said(shell("break", key), USAGE)
     assert "held by somebody else" in refused
-    assert "say --yes" in refused
+    assert "add --yes" in refused
     assert said(shell("break", key, "--yes"), DONE) == ""
     assert locks.try_acquire(key)
     assert "does not hold the lock" in said(shell("break", key, "nobody", "--yes"), NOT_OURS)
@@ -289,7 +289,7 @@ def test_break_says_whose_it_is_and_asks_first(shell: Shell, locks: LockClient, 
 def test_who_is_asked_may_say_no_to_break(shell: Shell, locks: LockClient, key: str) -> None:
     locks.acquire(key)
     with terminal(shell, f"$DYNAMO_LOCK break {key}; echo exit $?.") as there:
-        read_until("Take it away? [y/N]: ", there)
+        read_until("Break it? [y/N]: ", there)
         os.write(there, b"n\n")
         answer = read_until("exit 1.", there)
     assert "Not broken." in answer
@@ -398,7 +398,7 @@ def test_table_create_makes_one_that_check_finds_good(shell: Shell, key: str) ->
         (["acquire", "k", "--format", "dyndbmutex", "--data", '{"a": 1}'], "cannot keep data"),
         (["acquire", "a::-", "--format", "python-dynamodb-lock"], "'partition key::sort key'"),
         (["get", "k", "--partition-key", "id"], "give no partition_key"),
-        (["table", "create", "--format", "s3"], "make it as you make your other buckets"),
+        (["table", "create", "--format", "s3"], "create it as you create your other buckets"),
         (["migrate", "k"], "Missing option '--from-format'"),
         (["run", "k"], "Missing argument 'COMMAND...'"),
     ],

@@ -223,7 +223,7 @@ def test_releasing_while_processes_are_inside_abandons_and_the_last_one_out_free
 
     assert isinstance(outcome, Draining)
     assert set(outcome.holder.processes) == {"pid-1", "pid-2"}
-    with pytest.raises(LockLostError, match="being given back"):
+    with pytest.raises(LockLostError, match="being released"):
         elsewhere.enter(lease, "pid-3")
     elsewhere.renew(inside[1])
     assert isinstance(elsewhere.leave(inside[0], "pid-1"), Renewed)

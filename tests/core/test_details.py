@@ -865,8 +865,8 @@ def test_ten_holders_are_named_and_the_others_counted() -> None:
 
 
 def test_a_lost_lease_says_who_has_the_lock_now() -> None:
-    assert "nobody holds the lock now" in Lost(None).describe()
-    assert "nobody holds the lock now" in Lost(a_record(1, 1)).describe()
+    assert "the lock is not locked now" in Lost(None).describe()
+    assert "the lock is not locked now" in Lost(a_record(1, 1)).describe()
     assert "Locked by me" in Lost(a_record(1, 0, "b")).describe()
 
 

@@ -183,7 +183,7 @@ def test_the_error_says_what_is_wrong_and_what_to_do(world: World, host: Host) -
     world.store(**{name: encode(value) for name, value in _without(HELD, "token").items()})
 
     with pytest.raises(
-        LockRecordError, match=r"'token' is missing.*left as it is: mend it, or delete the item"
+        LockRecordError, match=r"'token' is missing.*not changed: correct it, or delete the item"
     ):
         host.take()
     assert issubclass(LockRecordError, LockTableError)

@@ -179,7 +179,7 @@ def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
         ({"key": "k", "release_grace": timedelta(0)}, "release_grace must be a finite time, more than zero"),
         ({"key": "k", "on_timeout": "wait"}, "on_timeout must be 'fail' or 'skip'"),
         ({"key": "k", "mode": "both"}, "mode must be 'shared' or 'exclusive', not 'both'"),
-        ({"key": "k", "mode": "shared", "slots": 2, "capacity": 3}, "2 of 3 cannot be taken in shared mode"),
+        ({"key": "k", "mode": "shared", "slots": 2, "capacity": 3}, "2 of 3 cannot be acquired in shared mode"),
         ({"key": "k", "priority": "high"}, "priority must be a whole number, not 'high'"),
         ({"key": "k", "priority": 1000}, "priority must be a whole number from -999 to 999, not 1000"),
         ({"key": "k", "fair": "yes"}, "fair must be True or False, not 'yes'"),
@@ -221,7 +221,7 @@ def test_an_operator_says_what_is_wrong_with_its_key_too() -> None:
     [
         ({"slots": "many"}, "slots must be a whole number, not 'many'"),
         ({"lock_mode": "both"}, "mode must be 'shared' or 'exclusive'"),
-        ({"lock_mode": "shared", "slots": 2}, "2 of 2 cannot be taken in shared mode"),
+        ({"lock_mode": "shared", "slots": 2}, "2 of 2 cannot be acquired in shared mode"),
     ],
 )
 def test_a_sensor_says_what_is_wrong_too(arguments: dict[str, Any], says: str) -> None:

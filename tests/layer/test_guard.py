@@ -105,7 +105,7 @@ def test_nothing_starts_under_a_lease_that_is_being_given_back(
     locks: LockClient, lease: Lease, inside: Guard, task: Task
 ) -> None:
     locks.release(lease)
-    with pytest.raises(LockLostError, match="nothing may start under it any more"):
+    with pytest.raises(LockLostError, match="no process can enter it any more"):
         Guard(locks, [lease], task).enter()
 
 

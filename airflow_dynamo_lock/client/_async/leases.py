@@ -41,7 +41,7 @@ class AsyncLeases(AsyncRuntime):
     ) -> LeaseSet | None: ...
 
     async def try_acquire(self, key: Keys, **claim: Unpack[ClaimOptions]) -> Lease | LeaseSet | None:
-        """Acquire the lock if it is free or its holder is dead, and nobody waits for it. One request if it is free.
+        """Acquire the lock if it is free or its holder is dead, and there is no queue. One request if it is free.
 
         No heartbeats are sent for the lease: see `renew`, `keep_alive` and `lock`.
 

@@ -59,7 +59,7 @@ class Table(ThreadRuntime):
         larger than the last one.
 
         :param key: the lock.
-        :returns: True if there is no record any more; False if somebody holds the lock or waits for it.
+        :returns: True if there is no record any more; False if the lock has holders or waiters.
         """
         return self._run(self._core.administration.forget(key))
 

@@ -247,5 +247,5 @@ class Acquiring:
 
 def _not_in_time(key: str, timeout: float, busy: Busy) -> str:
     quicker = not busy.record.holders and not busy.ahead
-    who = "Nobody holds it, but others were quicker" if quicker else busy.describe()
+    who = "Not locked, but other claims came first" if quicker else busy.describe()
     return f"The lock {key!r} was not free within {timeout:g} s. {who}."

@@ -178,7 +178,7 @@ class Renewing:
 
         Returns the outcome of the lease that ended first.
 
-        Nobody relies on the lease of this task, so it has no deadline: it continues after a failure of any length while
+        No process relies on the lease of this task, so it has no deadline: it continues after any failure while
         the record shows the lease. It does not renew a draining lease: Airflow may restart the task, which would keep
         the lease of dead processes alive.
         """

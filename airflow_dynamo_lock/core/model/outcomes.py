@@ -74,7 +74,7 @@ class Lost:
     def describe(self) -> str:
         """What happened to the lease, for an error message."""
         if self.record is None or not self.record.holders:
-            return "it was released, broken or reclaimed, and nobody holds the lock now"
+            return "it was released, broken or reclaimed, and the lock is not locked now"
         return f"it was released, broken or reclaimed. {self.record.describe()}"
 
 
