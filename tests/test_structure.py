@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -93,3 +94,27 @@ def test_files_and_classes_are_short_enough_to_read(path: Path) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef):
             assert (node.end_lineno or 0) - node.lineno + 1 <= MAX_CLASS, node.name
+
+
+def below(arrows: Mapping[str, set[str]], start: str) -> set[str]:
+    """All that can be reached from `start` by one arrow or more."""
+    return {end for other in arrows[start] for end in {other} | below(arrows, other)}
+
+
+def test_the_drawing_of_the_rooms_is_right() -> None:
+    arrows: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for module, others in graph().items():
+        for other in others:
+            if room_of(module) and room_of(other) not in ("", room_of(module)):
+                arrows[room_of(module)].add(room_of(other))
+    needed = {
+        (start, end)
+        for start, ends in arrows.items()
+        for end in ends
+        if not any(end in below(arrows, other) for other in ends - {end})
+    }
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    drawing = page.partition("```mermaid\nflowchart")[2].partition("```")[0]
+    rooms = {room.rpartition("/")[2]: room for room in ROOMS}
+    drawn = re.findall(r"^ *(\w+)(?:\[.*?\])? --> (\w+)", drawing, re.MULTILINE)
+    assert {(rooms[start], rooms[end]) for start, end in drawn} == needed
