@@ -25,6 +25,7 @@ _MODULES = {
     "DynamoLockSensor": "airflow.sensors",
     "Holder": "core.model.record",
     "KeepAlive": "client.threads",
+    "Kind": "core.model.kind",
     "Lease": "core.model.lease",
     "LeaseSet": "core.model.lease",
     "LockAccessError": "core.model.errors",
@@ -35,6 +36,7 @@ _MODULES = {
     "LockNotHeldError": "core.model.errors",
     "LockRecord": "core.model.record",
     "LockRecordError": "core.model.errors",
+    "LockSettings": "airflow.hooks",
     "LockTableError": "core.model.errors",
     "LockTimeoutError": "core.model.errors",
     "LockUnavailableError": "core.model.errors",
@@ -53,6 +55,7 @@ __all__ = sorted(_MODULES)
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.hooks import DynamoLockHook as DynamoLockHook
+    from airflow_dynamo_lock.airflow.hooks import LockSettings as LockSettings
     from airflow_dynamo_lock.airflow.operators import DynamoLockAcquireOperator as DynamoLockAcquireOperator
     from airflow_dynamo_lock.airflow.operators import (
         DynamoLockHeartbeatOperator as DynamoLockHeartbeatOperator,
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.errors import LockUnavailableError as LockUnavailableError
     from airflow_dynamo_lock.core.model.errors import LockValueError as LockValueError
     from airflow_dynamo_lock.core.model.errors import LockVersionError as LockVersionError
+    from airflow_dynamo_lock.core.model.kind import Kind as Kind
     from airflow_dynamo_lock.core.model.lease import Lease as Lease
     from airflow_dynamo_lock.core.model.lease import LeaseSet as LeaseSet
     from airflow_dynamo_lock.core.model.outcomes import Draining as Draining

@@ -1,0 +1,41 @@
+"""The package exports every class that its public methods return."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import airflow_dynamo_lock
+
+PUBLIC = {name: getattr(airflow_dynamo_lock, name) for name in airflow_dynamo_lock.__all__}
+CLASSES = {
+    node.name
+    for path in (Path(__file__).parents[1] / "airflow_dynamo_lock").rglob("*.py")
+    for node in ast.parse(path.read_text()).body
+    if isinstance(node, ast.ClassDef)
+}
+
+
+def functions(public: Any) -> Iterator[Any]:
+    """A public function; or the functions of a class's public methods and properties."""
+    members = [public]
+    if inspect.isclass(public):
+        members = [each for name, each in inspect.getmembers(public) if not name.startswith("_")]
+    for member in members:
+        function = member.fget if isinstance(member, property) else inspect.unwrap(member)
+        function = getattr(function, "__func__", function)
+        if getattr(function, "__module__", "").startswith("airflow_dynamo_lock"):
+            yield function
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_returned_is_exported(name: str) -> None:
+    for function in functions(PUBLIC[name]):
+        returned = getattr(function, "__annotations__", {}).get("return", "")
+        assert set(re.findall(r"\w+", str(returned))) & CLASSES <= PUBLIC.keys(), function.__qualname__
