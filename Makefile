@@ -12,7 +12,7 @@ INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
           --no-annotate --no-emit-index-url --custom-compile-command "make lock"
 
-.PHONY: help setup demo test proof matrix soak chaos chaos-airflow figures bench check lock clean
+.PHONY: help setup demo test proof matrix soak chaos chaos-airflow figures bench check docs lock clean
 
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
@@ -33,6 +33,7 @@ help:
 	@echo 'make bench   what the lock costs, beside other libraries, into docs/performance.md; ONLY="requests speed" for'
 	@echo '             parts (requests, speed, distance, handover, recovery, waiting, airflow), ENGINE=moto or dynamodb-local'
 	@echo 'make check   lint, formatting and types'
+	@echo 'make docs    the documentation as a site, in .cache/site; every link and anchor is checked'
 	@echo 'make setup   what the others need; they run it themselves. PYTHON=... chooses the interpreter'
 	@echo 'make lock    write requirements/*.txt anew from pyproject.toml and requirements/*.in'
 	@echo 'make clean   remove all that these have made'
@@ -88,6 +89,11 @@ check: .venv/.dev
 	.venv/bin/mypy
 	.venv/bin/python scripts/facades.py --check
 
+docs: .cache/docs/.done
+	@# Not --quiet: it would hide the warnings from --strict. The variable leaves out the theme's notice of its successor.
+	NO_MKDOCS_2_WARNING=1 .cache/docs/bin/mkdocs build --strict
+	@echo 'Open .cache/site/index.html in a browser.'
+
 # The files .venv/.* say when each step was last done.
 
 .venv/.uv: requirements/uv.txt
@@ -110,10 +116,17 @@ check: .venv/.dev
 	@.venv/bin/pytest --collect-only --quiet --numprocesses 0 > /dev/null
 	@touch $@
 
+.cache/docs/.done: requirements/docs.txt scripts/fetch_site_scripts.py .venv/.uv
+	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .cache/docs
+	.venv/bin/uv pip install --quiet --python .cache/docs/bin/python --require-hashes -r requirements/docs.txt
+	.cache/docs/bin/python scripts/fetch_site_scripts.py
+	@touch $@
+
 lock: .venv/.uv
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
 	$(COMPILE) --extra embedded pyproject.toml requirements/demo.in --output-file requirements/demo.txt
 	$(COMPILE) --extra embedded pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	$(COMPILE) requirements/docs.in --output-file requirements/docs.txt
 	.venv/bin/python -m matrix --lock
 	for name in $(basename $(filter-out sdk.in,$(notdir $(wildcard bench/requirements/*.in)))); do \
 		$(COMPILE) $$(grep -qs '^# no-deps' bench/requirements/$$name.in && echo --no-deps) \

@@ -1,13 +1,15 @@
-"""What a lock costs: ours beside three others from the package index, and beside the least that DynamoDB asks for.
+"""Benchmarks: this package's lock, three other lock libraries, and the smallest possible pair of DynamoDB writes.
 
-``python -m bench`` measures and writes ``bench/results/latest.json`` and from it ``docs/performance.md``; ``--only``
-chooses parts. The rooms:
+``python -m bench`` measures, writes the results to ``bench/results/latest.json``, and generates
+``docs/performance.md`` from them. ``--only`` selects parts.
 
-- ``adapters/``: one script for each library, all driven by the same commands; each runs in an environment of its own.
-- ``contestants``: who takes part, and the processes in which they run. ``environments``: what they are installed in.
-- ``meter``: the proxy that counts requests and capacity units, whatever a library says of itself.
-- ``measure/``: the parts, each of which returns plain data.
-- ``page`` and ``plots``: that data as a page.
+- ``adapters/``: one script for each library. All of them accept the same commands; each runs in the virtual
+  environment of its library.
+- ``contestants``: the libraries that are compared, and the worker processes that run their adapters.
+- ``environments``: the virtual environments.
+- ``meter``: a proxy that counts requests and computes capacity units.
+- ``measure/``: one module for each part. Each returns plain data.
+- ``page`` and ``plots``: generate the page and its figures.
 
-Nothing here has a deadline or a verdict on speed for a test to fail on: figures are compared within one run only.
+No test fails because of a measured time. Compare times only within one run.
 """

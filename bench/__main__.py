@@ -1,4 +1,4 @@
-"""``python -m bench``: measure, write down, and show. See the package's docstring."""
+"""``python -m bench``: run the benchmarks, store the results, and generate docs/performance.md from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from demo.ctrl_c import leaving_on_ctrl_c
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 MOTO, LOCAL = "moto", "dynamodb-local"
-#: Parts → the engine that does each most justice; docs/performance.md says why.
+#: Part → default engine. docs/performance.md ("How it is measured") gives the reasons.
 PARTS = {
     "requests": MOTO,
     "speed": LOCAL,
@@ -32,22 +32,33 @@ PARTS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS)
+    """Run the command line, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Run the benchmarks, store the results, and generate docs/performance.md from them.",
     )
     parser.add_argument(
-        "--engine", choices=[MOTO, LOCAL], help="for all parts; each has one of its own by default"
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="PART",
+        help=f"parts to measure, all by default: {', '.join(PARTS)}",
     )
     parser.add_argument(
-        "--results", type=Path, default=RESULTS, help="where the figures are kept (%(default)s)"
+        "--engine", choices=[MOTO, LOCAL], help="engine for all parts (default: one chosen for each part)"
     )
-    parser.add_argument("--page", action="store_true", help="measure nothing, only write the page anew")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="file with the results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="generate the page from the stored results, without measuring"
+    )
     options = parser.parse_args()
 
     results: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {}
     for part in [] if options.page else options.only:
-        results[part] = _measured(part, options.engine or PARTS[part])
+        results[part] = _measure(part, options.engine or PARTS[part])
         options.results.parent.mkdir(exist_ok=True)
         options.results.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     if options.results == RESULTS:
@@ -57,32 +68,33 @@ def main() -> int:
     return 0
 
 
-def _measured(part: str, engine_name: str) -> dict[str, Any]:
+def _measure(part: str, engine_name: str) -> dict[str, Any]:
+    """Measure one part. Returns its data, with ``about``: when, where and with which commit it was measured."""
     from bench.contestants import FLOOR, OURS, OURS_WITH_STREAMS, RIVALS, create_tables
     from deployments.engines import DynamoDBLocal, MotoServer
 
     print(f"{part}, on {engine_name} …", flush=True)
-    began = time.monotonic()
+    started = time.monotonic()
     about: dict[str, Any] = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "engine": engine_name,
-        "client": _client(),
+        "client": _client_commit(),
         "machine": _machine(),
     }
     module = importlib.import_module(f"bench.measure.{part}")
-    if part == "airflow":  # it brings its own
-        measured = module.measure()
+    if part == "airflow":  # starts an engine itself
+        data = module.measure()
     else:
         with {MOTO: MotoServer, LOCAL: DynamoDBLocal}[engine_name]() as engine:
             create_tables([FLOOR, OURS, OURS_WITH_STREAMS, *RIVALS], engine.endpoint_url)
-            measured = module.measure(engine if part in ("speed", "distance") else engine.endpoint_url)
-    about["took_seconds"] = round(time.monotonic() - began)
+            data = module.measure(engine if part in ("speed", "distance") else engine.endpoint_url)
+    about["took_seconds"] = round(time.monotonic() - started)
     print(f"{part}: {about['took_seconds']} s", flush=True)
-    return {"about": about, **measured}
+    return {"about": about, **data}
 
 
-def _client() -> str:
-    """The commit that last changed what is measured."""
+def _client_commit() -> str:
+    """Return the abbreviated hash of the last commit that changed the package."""
     command = ["git", "log", "-1", "--format=%h", "--", "airflow_dynamo_lock"]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -92,7 +104,7 @@ def _machine() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
-        "load_before": round(os.getloadavg()[0], 1),  # what others were doing on it
+        "load_before": round(os.getloadavg()[0], 1),  # by other programs, before the measurement
     }
 
 
@@ -101,5 +113,7 @@ if __name__ == "__main__":
         try:
             sys.exit(main())
         except KeyboardInterrupt:
-            print("\nInterrupted: everything that was started ends with this.", file=sys.stderr)
-            os._exit(130)  # the pipes of what threads have started close now, and that ends them
+            print("\nInterrupted: all worker processes are being stopped.", file=sys.stderr)
+            os._exit(
+                130
+            )  # closes the pipes to the workers of all threads; a worker exits when its pipe is closed

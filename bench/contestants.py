@@ -1,4 +1,4 @@
-"""Who takes part, and the processes that they run in."""
+"""The libraries that are compared, and the worker processes that run their adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Self
 from bench.adapters.worker import Settings
 from bench.environments import ROOT, python_of
 
-#: What an engine takes from anybody, and nothing of this machine's own settings.
+#: The workers' AWS settings: credentials that every engine accepts, and no configuration files of this machine.
 ENVIRONMENT: Mapping[str, str] = {
     "AWS_ACCESS_KEY_ID": "bench",
     "AWS_SECRET_ACCESS_KEY": "bench-secret",
@@ -27,16 +27,17 @@ ENVIRONMENT: Mapping[str, str] = {
 
 
 class WorkerError(Exception):
-    """A worker could not do what it was told."""
+    """A worker could not carry out a command, or cannot be compared with the others."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A library in one way of using it. Another way, such as an option of ours, is one more contestant.
+    """A library, used in one way. The same library with other options is another contestant.
 
-    :ivar adapter: its module in `bench.adapters`.
-    :ivar environment: what it is installed in (`bench.environments`); None for this project's own.
-    :ivar options: for its adapter.
+    :ivar name: its name in the results and on the page.
+    :ivar adapter: the module in `bench.adapters` that drives the library.
+    :ivar environment: the virtual environment of the library (`bench.environments`); None for the project's own.
+    :ivar options: options for the adapter; its docstring lists them.
     """
 
     name: str
@@ -45,13 +46,13 @@ class Contestant:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def worker(self, endpoint_url: str, settings: Settings | None = None) -> Worker:
-        """A process that has this library talk to that DynamoDB."""
+        """Return a worker process, not yet started, in which this library uses the DynamoDB at `endpoint_url`."""
         settings = settings or Settings()
         return Worker(self, endpoint_url, replace(settings, options=dict(self.options)))
 
     @property
     def python(self) -> Path:
-        """The Python to run it with."""
+        """The Python interpreter in which the library is installed."""
         return Path(sys.executable) if self.environment is None else python_of(self.environment)
 
 
@@ -64,14 +65,14 @@ PYTHON_DYNAMODB_LOCK = Contestant("python-dynamodb-lock", "python_dynamodb_lock"
 DYNDBMUTEX = Contestant("dyndbmutex", "dyndbmutex", "dyndbmutex")
 AWSFLOCK = Contestant("awsflock", "awsflock", "awsflock")
 AWSFLOCK_COMMANDS = Contestant("awsflock, as commands", "awsflock", "awsflock", {"commands": True})
-# Not compared with: it is on another service.
+# Only for tests/formats: it stores its locks in S3, so its costs cannot be compared.
 AWS_S3_LOCK = Contestant("aws_s3_lock", "aws_s3_lock", "aws-ops-alpha")
 
 RIVALS = (PYTHON_DYNAMODB_LOCK, DYNDBMUTEX, AWSFLOCK)
 
 
 class Worker:
-    """A process of a contestant, for the length of a ``with`` block. `bench.adapters.worker` has its commands."""
+    """A process that runs a contestant's adapter during a ``with`` block. `bench.adapters.worker` has its commands."""
 
     def __init__(self, contestant: Contestant, endpoint_url: str, settings: Settings) -> None:
         self.contestant = contestant
@@ -90,12 +91,12 @@ class Worker:
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
             self._command,
-            cwd=ROOT,  # where the modules are
+            cwd=ROOT,  # so that the process can import bench
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the bench, which then ends its workers
+            start_new_session=True,  # Ctrl-C is sent to the main process only, which stops its workers
         )
         return self
 
@@ -104,41 +105,55 @@ class Worker:
         self.process.communicate()
 
     def tell(self, do: str, **arguments: Any) -> None:
-        """Give it a command, without waiting for the answer."""
+        """Send a command, without waiting for the answer.
+
+        :param do: the method of `bench.adapters.worker.Worker` to call.
+        :param arguments: its keyword arguments.
+        """
         assert self.process.stdin
         self.process.stdin.write(json.dumps([do, arguments]) + "\n")
         self.process.stdin.flush()
 
     def hear(self) -> Any:
-        """The answer to the oldest command that it has not been heard on."""
+        """Return the answer to the oldest command whose answer has not been read.
+
+        :raises WorkerError: the command failed, or the process has ended.
+        """
         assert self.process.stdout
         line = self.process.stdout.readline()
-        answer = json.loads(line) if line else {"error": "it has ended"}
+        answer = json.loads(line) if line else {"error": "the worker process has ended"}
         if "error" in answer:
             raise WorkerError(f"{self.contestant.name}: {answer['error']}")
         return answer["result"]
 
     def do(self, do: str, **arguments: Any) -> Any:
-        """Give it a command, and wait for the answer."""
+        """Send a command, and return its answer.
+
+        :raises WorkerError: the command failed, or the process has ended.
+        """
         self.tell(do, **arguments)
         return self.hear()
 
 
 def create_tables(contestants: Sequence[Contestant], endpoint_url: str) -> None:
-    """Create the table of each of them, and make sure that all stand on the same SDK."""
-    for who in contestants:
-        with who.worker(endpoint_url) as worker:
+    """Create the table of each contestant.
+
+    :raises WorkerError: a contestant uses other versions of the SDK than this process.
+    """
+    for contestant in contestants:
+        with contestant.worker(endpoint_url) as worker:
             versions = worker.do("hello")
-            if versions != _our_versions():
+            if versions != _sdk_versions():
                 raise WorkerError(
-                    f"{who.name} stands on {versions}, ours on {_our_versions()}: they cannot be compared. "
-                    "Give bench/requirements/sdk.in the versions of requirements/demo.txt, and run `make lock`."
+                    f"{contestant.name} uses {versions}, and this package {_sdk_versions()}: write the versions of "
+                    "requirements/demo.txt into bench/requirements/sdk.in, and run `make lock`."
                 )
             worker.do("create_table")
 
 
 @cache
-def _our_versions() -> dict[str, str]:
+def _sdk_versions() -> dict[str, str]:
+    """Return the SDK's versions in this environment, as a worker's command ``hello`` does in its own."""
     from importlib.metadata import version
 
     return {name: version(name) for name in ("boto3", "botocore", "urllib3")}

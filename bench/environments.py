@@ -1,5 +1,7 @@
-"""The virtual environments that the bench makes for itself, under ``.cache/bench``: one for each library that it
-compares with, so that none of them is ever a dependency of the project, and one for what draws the figures.
+"""The virtual environments of the benchmarks, in ``.cache/bench``.
+
+Each library that is compared has one, so that it never becomes a dependency of the project. Another one contains
+matplotlib, for the figures.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ REQUIREMENTS = Path(__file__).parent / "requirements"
 
 
 def python_of(name: str) -> Path:
-    """The Python of an environment with what ``requirements/NAME.txt`` lists and nothing else, made if need be."""
+    """Return the Python interpreter of an environment that contains exactly what ``requirements/NAME.txt`` lists.
+
+    If the environment is missing or out of date, create it.
+    """
     requirements = REQUIREMENTS / f"{name}.txt"
     environment = ENVIRONMENTS / name
     python = environment / "bin" / "python"
-    installed = environment / requirements.name  # a copy of the list, written once all of it is there
+    installed = environment / requirements.name  # copy of the list, written after everything is installed
     if not installed.exists() or installed.read_text() != requirements.read_text():
         uv = Path(sys.executable).with_name("uv")
         _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, environment)

@@ -1,11 +1,14 @@
-"""Counts what goes over the wire, whatever a library says of itself: requests, and the capacity units they cost.
+"""A proxy that counts the requests of a library, and computes the capacity units that they cost.
 
-The engines do not tell capacity as AWS charges it (moto's is always the same number, and no engine tells what a refused
-write costs), so it is computed from the items' sizes by DynamoDB's documented rules: a write costs 1 write unit for
-each started KB of the item before or after it, whichever is larger, and one that is refused as much, for the item that
-is there; a consistent read costs 1 read unit for each started 4 KB, an eventually consistent one half of that, and an
-item that is not there as much as the smallest; in a transaction all cost double. Requests that only ask about a table
-cost no units.
+The engines do not report capacity as AWS bills it: moto always returns the same number, and no engine reports the cost
+of a refused write. The proxy therefore computes it from the sizes of the items, by DynamoDB's documented rules:
+
+- A write costs 1 write unit per started KB of the item before or after the write, whichever is larger.
+- A refused write costs the same, for the item that is stored.
+- A consistent read costs 1 read unit per started 4 KB, an eventually consistent read half of that. A read of an item
+  that does not exist costs as much as that of the smallest item.
+- In a transaction, everything costs twice as much.
+- Requests about a table, such as ``DescribeTable``, cost no units.
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ from deployments.proxy import Proxy, Rule, Seen
 
 @dataclass
 class Usage:
-    """What was used.
+    """Requests and capacity units.
 
-    :ivar requests: by action, such as ``UpdateItem``.
+    :ivar requests: number of requests for each action, such as ``UpdateItem``.
     :ivar write_units: write request units.
     :ivar read_units: read request units.
     """
@@ -42,7 +45,7 @@ class Usage:
     read_units: float = 0.0
 
     def per(self, number: float) -> dict[str, Any]:
-        """As plain data, divided by the number of cycles, or minutes."""
+        """Return plain data, with all figures divided by `number`, such as the number of cycles."""
         return {
             "requests": round(self.requests.total() / number, 2),
             "write_units": round(self.write_units / number, 2),
@@ -52,16 +55,19 @@ class Usage:
 
 
 class Meter:
-    """A proxy before an engine that counts, for the length of a ``with`` block."""
+    """A proxy for the engine at `target`, during a ``with`` block. It counts the requests that it forwards.
+
+    :ivar endpoint_url: address of the proxy.
+    """
 
     def __init__(self, target: str) -> None:
         self._proxy = Proxy(target, self._count)
-        # To look at items beside what is counted.
+        # For the meter's own reads, which are not counted.
         self._client = engine_client(target)
         self._lock = threading.Lock()
         self._usage = Usage()
-        self._sizes: dict[str, int] = {}  # of items, bytes, as last seen
-        self._keys: dict[str, list[str]] = {}  # of tables
+        self._sizes: dict[str, int] = {}  # item → bytes after its last write
+        self._keys: dict[str, list[str]] = {}  # table → names of its key attributes
 
     def __enter__(self) -> Self:
         self._proxy.__enter__()
@@ -73,8 +79,7 @@ class Meter:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """A block in which nothing is counted, and pollers are slowed down: only what comes after it matters, and it
-        comes sooner so."""
+        """Count nothing during this block, and delay polls, so that waiters can enqueue faster."""
         slow = Rule(lambda seen: seen.action == "BatchGetItem", delay=1.0)
         self._proxy.on_answer = None
         with self._proxy.applying(slow):
@@ -82,13 +87,13 @@ class Meter:
         self._proxy.on_answer = self._count
 
     def take(self) -> Usage:
-        """What was used since the last time this was asked."""
+        """Return the usage since the last call."""
         with self._lock:
             usage, self._usage = self._usage, Usage()
         return usage
 
     def over(self, seconds: float) -> Usage:
-        """What is used within so many seconds from now."""
+        """Return the usage during the next `seconds`."""
         self.take()
         time.sleep(seconds)
         return self.take()
@@ -126,7 +131,7 @@ class Meter:
             self._usage.read_units += read
 
     def _write_units(self, table: str, key: Mapping[str, Any]) -> int:
-        """Of a write that was just carried out, or refused."""
+        """Return the write units of a write that the engine has just carried out, or refused."""
         found = self._client.get_item(TableName=table, Key=key, ConsistentRead=True)
         after = item_size(found.get("Item", {}))
         name = json.dumps([table, key], sort_keys=True)
@@ -143,7 +148,7 @@ class Meter:
 
 
 def engine_client(endpoint_url: str) -> Any:
-    """An SDK client of the bench's own."""
+    """Return an SDK client for an engine, or for a proxy."""
     return boto3.client(
         "dynamodb",
         endpoint_url=endpoint_url,
@@ -155,12 +160,12 @@ def engine_client(endpoint_url: str) -> Any:
 
 
 def read_units(size: int, consistent: bool) -> float:
-    """Of reading so many bytes."""
+    """Return the read units of a read of `size` bytes."""
     return max(1, ceil(size / 4096)) * (1.0 if consistent else 0.5)
 
 
 def item_size(item: Mapping[str, Any]) -> int:
-    """An item's size in bytes, as DynamoDB's documentation counts it."""
+    """Return an item's size in bytes, by the rules of DynamoDB's documentation."""
     return sum(len(name.encode()) + _size(value) for name, value in item.items())
 
 

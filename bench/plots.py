@@ -1,4 +1,7 @@
-"""The figures of docs/performance.md: ``python -m bench.plots RESULTS FOLDER``, in an environment with matplotlib."""
+"""Draws the figures of docs/performance.md: ``python -m bench.plots RESULTS FOLDER``.
+
+`bench.page` runs this module in a virtual environment with matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 
 mpl.use("svg")
-from matplotlib import pyplot as plt  # once it knows that there is no screen
+from matplotlib import pyplot as plt  # imported after the backend is set
 
 COLOURS = {
     "floor": "#b8bec6",
@@ -27,7 +30,7 @@ WIDTH = 9.0  # inches
 
 mpl.rcParams.update(
     {
-        "svg.hashsalt": "bench",  # the same figures give the same file
+        "svg.hashsalt": "bench",  # the same results give the same files
         "font.size": 10,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -41,7 +44,7 @@ mpl.rcParams.update(
 
 
 def requests(results: Mapping[str, Any], path: Path) -> None:
-    """Requests per cycle, and per minute of waiting."""
+    """Draw the requests per cycle, and per minute of waiting."""
     part = results["requests"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.8))
     cycle = {
@@ -49,19 +52,19 @@ def requests(results: Mapping[str, Any], path: Path) -> None:
     }
     _bars(left, cycle, "Requests per cycle, uncontended", "{:g}")
     waiting: dict[str, float] = {}
-    for each in part["waiting"]:  # the last one of each is that which looks once a second
+    for each in part["waiting"]:  # the last case of each library polls once a second
         waiting[each["who"]] = each["requests"]
     _bars(right, waiting, "Requests per minute of waiting", "{:.0f}")
     _save(figure, path)
 
 
 def speed(results: Mapping[str, Any], path: Path) -> None:
-    """Cycles per second: medians of the rounds, and a line from the slowest to the quickest."""
+    """Draw the cycles per second: a bar for the median round, and a line from the slowest to the fastest."""
     workers = results["speed"]["workers"]
     panels = {f"{number} worker{'s' if number != '1' else ''}": each for number, each in workers.items()}
     if "distance" in results:
         part = results["distance"]
-        panels[f"{part['delay_ms']:g} ms away"] = part["workers"]["1"]
+        panels[f"{part['delay_ms']:g} ms of delay"] = part["workers"]["1"]
     figure, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 3.0), sharey=True)
     for axis, (title, contestants) in zip(axes, panels.items(), strict=True):
         rates = {name: each["cycles_per_second"] for name, each in contestants.items()}
@@ -76,7 +79,7 @@ def speed(results: Mapping[str, Any], path: Path) -> None:
 
 
 def handover(results: Mapping[str, Any], path: Path) -> None:
-    """From release to the next grant: a dot for the median, a line to the 99th percentile."""
+    """Draw the times from release to the next grant: a dot for the median, a line to the 99th percentile."""
     part = results["handover"]
     figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 3.4), width_ratios=[1, 1, 0.8], sharey=True)
     for axis, contenders in zip(axes, ("2", "50"), strict=False):
@@ -91,14 +94,14 @@ def handover(results: Mapping[str, Any], path: Path) -> None:
     _bars(
         axes[2],
         {name: each["per_handover"]["requests"] for name, each in part["50"].items()},
-        "Requests for each of 50",
+        "Requests per hand-over (50)",
         "{:.0f}",
     )
     _save(figure, path)
 
 
 def waiting(results: Mapping[str, Any], path: Path) -> None:
-    """Processor time and memory over the number of waiters."""
+    """Draw processor time and memory by number of waiters."""
     cases = results["waiting"]["cases"]
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 3.0))
     values = {
@@ -137,17 +140,17 @@ def waiting(results: Mapping[str, Any], path: Path) -> None:
 
 
 def airflow(results: Mapping[str, Any], path: Path) -> None:
-    """Beside the pool and the sensor."""
+    """Draw `DynamoLock` and the workaround with a pool and a sensor."""
     part = results["airflow"]
     figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 2.0), sharey=True)
     names = {"locked": "DynamoLock", "flagged": "pool and sensor"}
     for axis, title, values in (
         (
             axes[0],
-            "Worker-slot s, contended",
+            "Worker-slot s, contention",
             {dag: part["contending"][dag]["slot_seconds"]["median"] for dag in names},
         ),
-        (axes[1], "Added s per run, alone", {dag: part["alone"][dag]["added_seconds"] for dag in names}),
+        (axes[1], "Added s, no contention", {dag: part["alone"][dag]["added_seconds"] for dag in names}),
         (
             axes[2],
             "Hand-over p50, s",
@@ -167,6 +170,12 @@ def _bars(
     ranges: Sequence[tuple[float, float]] = (),
     colours: Sequence[str] = (),
 ) -> None:
+    """Draw horizontal bars.
+
+    :param form: format of a bar's label.
+    :param ranges: for each bar, the ends of the line over it.
+    :param colours: for each bar; by default those of the contestants.
+    """
     rows = range(len(values))
     axis.barh(rows, list(values.values()), color=colours or [COLOURS[name] for name in values], height=0.65)
     widest = max([*values.values(), *(high for _, high in ranges)])
@@ -181,8 +190,9 @@ def _bars(
 
 
 def _rows(axis: Any, names: Sequence[str]) -> None:
+    """Label the rows, the first one on top."""
     axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.4, -0.6)  # the first one on top
+    axis.set_ylim(len(names) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)
 
 
@@ -200,7 +210,7 @@ FIGURES = {
 }
 
 if __name__ == "__main__":
-    everything, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    results, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     for part, draw in FIGURES.items():
-        if part in everything:
-            draw(everything, folder / f"{part}.svg")
+        if part in results:
+            draw(results, folder / f"{part}.svg")

@@ -1,1 +1,1 @@
-"""The libraries that are measured, each behind the same two methods: see `bench.adapters.worker`."""
+"""One adapter for each library. All implement the same interface, `bench.adapters.worker.Library`."""

@@ -1,5 +1,7 @@
-"""aws_s3_lock 0.1, as aws-ops-alpha carries it. It has no heartbeats and never waits: who wants to wait tries again,
-here once per poll interval. Its locks are objects in S3."""
+"""aws_s3_lock 0.1, from the package aws-ops-alpha, which includes it. Its locks are objects in S3.
+
+It has no heartbeats and cannot wait. The adapter retries once per poll interval.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ BUCKET = "aws-s3-lock"
 
 
 class AwsS3Lock:
-    """See `bench.adapters.worker.Library`."""
+    """The library, with an S3 client.
+
+    Option: ``wait``: argument of `Vault`, in seconds.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -1,10 +1,13 @@
-"""awsflock 0.2: a command, ``awsflock acquire`` and ``awsflock release``. It has no heartbeats but ``awsflock renew``.
+"""awsflock 0.2: a command line tool, with ``awsflock acquire`` and ``awsflock release``.
 
-By default its commands are called in this process and share one SDK client, which is the best that can be done for it
-from Python. With the option ``commands`` each is a process, as its documentation shows.
+It sends no heartbeats by itself; a program can run ``awsflock renew``.
 
-Who waits runs ``acquire --no-wait`` once per poll interval: its own waiting doubles its pauses up to five minutes. With
-no poll interval it is left to that.
+By default, the adapter calls the tool's commands in its own process, with one SDK client for all of them. That is the
+fastest way to use it from Python. With the option ``commands``, each command is a process of its own, as in the tool's
+documentation.
+
+If a poll interval is set, the adapter waits by running ``acquire --no-wait`` once per interval. Otherwise the tool
+waits itself, with pauses that double up to five minutes.
 """
 
 from __future__ import annotations
@@ -25,18 +28,18 @@ from awsflock.main import main
 from airflow_dynamo_lock import sdk_config
 from bench.adapters.worker import Lock, Settings, serve
 
-TAKEN = 3  # its exit code
+TAKEN = 3  # exit code of ``awsflock acquire`` if the lock is held
 
 
 class AwsFlock:
-    """See `bench.adapters.worker.Library`."""
+    """The tool's commands, called in this process or as processes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._said = threading.local()
+        self._printed = threading.local()
         self._client = boto3.client("dynamodb", config=sdk_config(**settings.sdk))
         awsflock.common.get_dynamo_client = lambda: self._client
-        awsflock.acquire.click.echo = self._note
+        awsflock.acquire.click.echo = self._echo
 
     def create_table(self) -> None:
         assert self._call(["create-table"])[0] == 0
@@ -45,7 +48,7 @@ class AwsFlock:
         return _Lock(self, key)
 
     def run(self, arguments: Sequence[str]) -> tuple[int, str]:
-        """Run one of its commands. Returns its exit code and what it printed."""
+        """Run a command. Returns its exit code and its output."""
         if not self.settings.options.get("commands"):
             return self._call(arguments)
         command = [str(Path(sys.executable).with_name("awsflock")), *arguments]
@@ -53,13 +56,13 @@ class AwsFlock:
         return done.returncode, done.stdout.strip()
 
     def _call(self, arguments: Sequence[str]) -> tuple[int, str]:
-        self._said.text = ""
+        self._printed.text = ""
         code = main.main(args=list(arguments), prog_name="awsflock", standalone_mode=False)
-        return int(code or 0), self._said.text
+        return int(code or 0), self._printed.text
 
-    def _note(self, message: Any = None, err: bool = False, **_: Any) -> None:
+    def _echo(self, message: Any = None, err: bool = False, **_: Any) -> None:
         if not err:
-            self._said.text = str(message)
+            self._printed.text = str(message)
 
 
 class _Lock:
@@ -75,12 +78,12 @@ class _Lock:
             code, self._lease_id = self._library.run(["acquire", self._key, *wait, *lease])
             if code == 0:
                 return
-            assert code == TAKEN, code
+            assert code == TAKEN, f"awsflock acquire failed with exit code {code}."
             time.sleep(settings.poll or 0)
 
     def release(self) -> None:
         code, _ = self._library.run(["release", self._key, self._lease_id])
-        assert code == 0, code
+        assert code == 0, f"awsflock release failed with exit code {code}."
 
 
 if __name__ == "__main__":

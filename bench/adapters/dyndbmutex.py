@@ -1,7 +1,7 @@
-"""dyndbmutex 0.4. It has no heartbeats and never waits: who wants to wait tries again, here once per poll interval.
+"""dyndbmutex 0.4. It has no heartbeats and cannot wait. The adapter retries once per poll interval.
 
-A mutex makes two SDK clients when it is made. Each is made once for a key and used again, which is the best that can
-be done for it: made anew for each use, as in its documentation, every cycle would take tenths of a second longer.
+The constructor of a mutex creates two SDK clients. The adapter creates one mutex per key and reuses it, which is in the
+library's favour: a new mutex for each use, as in its documentation, makes each cycle some tenths of a second slower.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bench.adapters.worker import Lock, Settings, serve
 
 
 class DynDbMutex:
-    """See `bench.adapters.worker.Library`."""
+    """The library, set up with the SDK settings of the other libraries."""
 
     def __init__(self, settings: Settings) -> None:
-        # It makes its SDK clients itself: this is how they get the settings that all others have.
+        # The library creates its SDK clients itself. They take their settings from the default session.
         session = botocore.session.get_session()
         session.set_default_client_config(sdk_config(**settings.sdk))
         boto3.setup_default_session(botocore_session=session)

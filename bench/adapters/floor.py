@@ -1,6 +1,6 @@
-"""The least that a lock can cost: one conditional write to take it and one to give it back, with boto3 alone.
+"""The lower bound for the cost of a lock: one conditional write to acquire and one to release, with plain boto3.
 
-It is no lock: it waits by trying, knows no lease, and whoever dies with it keeps it.
+It is not a usable lock: it has no lease, so a holder that dies blocks the key for ever. Waiters retry the write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TABLE = "floor"
 
 
 class Floor:
-    """See `bench.adapters.worker.Library`."""
+    """An SDK client, and a table of its own."""
 
     def __init__(self, settings: Settings) -> None:
         self.poll = settings.poll or 1.0
@@ -38,7 +38,7 @@ class Floor:
 class _Lock:
     def __init__(self, floor: Floor, key: str) -> None:
         self._client, self._poll, self._key = floor.client, floor.poll, key
-        self._me = str(uuid.uuid4())
+        self._holder = str(uuid.uuid4())
 
     def acquire(self) -> None:
         while True:
@@ -46,9 +46,9 @@ class _Lock:
                 self._client.update_item(
                     TableName=TABLE,
                     Key={"key": {"S": self._key}},
-                    UpdateExpression="SET holder = :me",
+                    UpdateExpression="SET holder = :holder",
                     ConditionExpression="attribute_not_exists(holder)",
-                    ExpressionAttributeValues={":me": {"S": self._me}},
+                    ExpressionAttributeValues={":holder": {"S": self._holder}},
                 )
                 return
             except self._client.exceptions.ConditionalCheckFailedException:
@@ -59,8 +59,8 @@ class _Lock:
             TableName=TABLE,
             Key={"key": {"S": self._key}},
             UpdateExpression="REMOVE holder",
-            ConditionExpression="holder = :me",
-            ExpressionAttributeValues={":me": {"S": self._me}},
+            ConditionExpression="holder = :holder",
+            ExpressionAttributeValues={":holder": {"S": self._holder}},
         )
 
 

@@ -1,8 +1,11 @@
 """This project's `LockClient`.
 
-Options: ``beats``: with heartbeats in the background, as in a ``with`` block, where without it a grant is taken and
-given back by hand; ``streams``: waiters read the stream of the table, which then is another one. What else there is
-goes to `LockClient.acquire`: a variant of it is one more contestant.
+Options:
+
+- ``beats``: send heartbeats in the background, as a ``with`` block does. Without it, the adapter only calls `acquire`
+  and `release`.
+- ``streams``: waiters read the table's stream. The table is then another one, which has a stream.
+- All other options are arguments of `LockClient.acquire`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ TABLE_WITH_STREAM = "airflow_locks_with_stream"
 
 
 class Ours:
-    """See `bench.adapters.worker.Library`."""
+    """A `LockClient`, and the arguments for its `acquire`."""
 
     def __init__(self, settings: Settings) -> None:
         self.claim: dict[str, Any] = dict(settings.options)
@@ -48,17 +51,17 @@ class _Lock:
     def __init__(self, ours: Ours, key: str) -> None:
         self._ours, self._key = ours, key
         self._lease: Lease | None = None
-        self._beating: KeepAlive | None = None
+        self._heartbeats: KeepAlive | None = None
 
     def acquire(self) -> None:
         self._lease = self._ours.client.acquire(self._key, **self._ours.claim)
         if self._ours.beats:
-            self._beating = self._ours.client.keep_alive(self._lease)
+            self._heartbeats = self._ours.client.keep_alive(self._lease)
 
     def release(self) -> None:
         assert self._lease is not None
-        if self._beating is not None:
-            self._beating.stop()
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
         assert self._ours.client.release(self._lease)
 
 

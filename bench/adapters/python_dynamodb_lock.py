@@ -1,4 +1,4 @@
-"""python-dynamodb-lock 0.9: a port of AWS's Java client. It beats by itself, and a client serves many threads."""
+"""python-dynamodb-lock 0.9: a port of AWS's Java client. One client sends the heartbeats of all locks of a process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from bench.adapters.worker import Lock, Settings, serve
 
 
 class PythonDynamoDBLock:
-    """See `bench.adapters.worker.Library`."""
+    """The library's client, with the lease and the heartbeat interval of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         config = sdk_config(**settings.sdk)
         self._sdk = boto3.client("dynamodb", config=config)
         times: dict[str, Any] = {
             "lease_duration": timedelta(seconds=settings.lease),
-            "safe_period": timedelta(seconds=settings.lease * 2 / 3),  # as its defaults, 20 s of 30 s
+            "safe_period": timedelta(
+                seconds=settings.lease * 2 / 3
+            ),  # the ratio of its defaults, 20 s of 30 s
         }
         if settings.heartbeat is not None:
             times["heartbeat_period"] = timedelta(seconds=settings.heartbeat)

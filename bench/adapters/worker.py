@@ -1,11 +1,13 @@
-"""What every adapter does with its lock, and how the bench tells it to.
+"""The commands of a worker process, and the interface that each adapter implements for them.
 
-An adapter is a script: ``python -m bench.adapters.NAME SETTINGS``. It reads commands on its standard input, one line of
-JSON each: ``["do", {arguments}]``, and answers each with one line on its standard output: ``{"result": …}`` or
-``{"error": "…"}``. It ends when its standard input does. Nothing but the standard library is imported here: an adapter
-runs in the environment of the library that it drives, with the SDK settings (`sdk_config`) that ours has.
+An adapter is a script: ``python -m bench.adapters.NAME SETTINGS``. It reads commands from its standard input, one JSON
+line each: ``["command", {arguments}]``. It writes one JSON line per answer to its standard output: ``{"result": …}`` or
+``{"error": "…"}``. It exits when its standard input is closed.
 
-Moments are seconds of the system's monotonic clock, which is one for all processes of a machine.
+This module imports only the standard library, because an adapter runs in the virtual environment of its library. All
+adapters use the SDK settings of this package (`sdk_config`).
+
+All times are seconds of the system's monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Settings:
-    """What all libraries are told alike.
+    """Settings that all libraries have in common.
 
-    :ivar lease: seconds for which a grant lasts without a sign of life.
-    :ivar heartbeat: seconds between signs of life; None for the library's default.
-    :ivar poll: seconds between two looks of one that waits; None for the library's default.
-    :ivar options: what only this library knows.
-    :ivar sdk: in what the SDK's settings differ from those of `sdk_config`.
+    :ivar lease: seconds for which a grant lasts after its last heartbeat.
+    :ivar heartbeat: seconds between heartbeats; None for the library's default.
+    :ivar poll: seconds between two polls of a waiter; None for the library's default.
+    :ivar options: options of the adapter.
+    :ivar sdk: arguments for `sdk_config`, where its defaults do not apply.
     """
 
     lease: float = 30.0
@@ -43,34 +45,34 @@ class Settings:
 
 
 class Lock(Protocol):
-    """The lock of one key, as one thread uses it again and again."""
+    """The lock of one key. One thread acquires and releases it, repeatedly."""
 
     def acquire(self) -> None:
-        """Take it, and wait for it as long as that takes."""
+        """Acquire the lock. Wait without a time limit."""
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
 
 
 class Library(Protocol):
-    """A lock library, set up."""
+    """A lock library, with its clients and settings."""
 
     def create_table(self) -> None:
-        """Create its table, as its documentation says."""
+        """Create the library's table, as its documentation says."""
 
     def lock(self, key: str) -> Lock:
-        """The lock of a key; what a program would make once and keep is made here."""
+        """Return the lock of a key. Objects that a program would create once and reuse are created here."""
 
 
 class Worker:
-    """What the bench may ask for. Each public method is a command."""
+    """Each public method is a command."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._locks: dict[str, Lock] = {}
 
     def hello(self) -> dict[str, str]:
-        """The versions of what all libraries stand on."""
+        """Return the versions of the SDK, which must be the same for all libraries."""
         return {name: version(name) for name in ("boto3", "botocore", "urllib3")}
 
     def create_table(self) -> None:
@@ -78,23 +80,26 @@ class Worker:
         self._library.create_table()
 
     def prepare(self, key: str) -> None:
-        """Make ready what the first use of a key would else have to."""
+        """Create the lock of a key, so that the first cycle does not have to."""
         self._lock(key)
 
     def acquire(self, key: str) -> tuple[float, float]:
-        """Take the lock. Returns when that began and when it was granted."""
+        """Acquire the lock. Returns the times of the call and of the grant."""
         began = time.monotonic()
         self._lock(key).acquire()
         return began, time.monotonic()
 
     def release(self, key: str) -> tuple[float, float]:
-        """Give it back. Returns when that began and when it was done."""
+        """Release the lock. Returns the times of the call and of its return."""
         began = time.monotonic()
         self._lock(key).release()
         return began, time.monotonic()
 
     def cycles(self, key: str, seconds: float = 0.0, count: int = 0) -> dict[str, Any]:
-        """Take the lock and give it back, over and over, for so long or so many times. Returns how long each took."""
+        """Acquire and release the lock repeatedly, for `seconds` or, if that is 0, `count` times.
+
+        :returns: ``acquires`` and ``cycles``: the seconds that each acquire and each cycle took; ``seconds``: total.
+        """
         lock = self._lock(key)
         acquires: list[float] = []
         cycles: list[float] = []
@@ -109,9 +114,9 @@ class Worker:
         return {"acquires": acquires, "cycles": cycles, "seconds": now - began}
 
     def turns(self, key: str, members: int, hold: float) -> list[tuple[float, float, float]]:
-        """So many threads each take the lock once, hold it, and give it back.
+        """Let `members` threads acquire the lock once, hold it for `hold` seconds, and release it.
 
-        :returns: of each: when it was granted, when its release began, when that was done.
+        :returns: for each thread, the times of the grant, of the call of release, and of its return.
         """
 
         def turn(lock: Lock) -> tuple[float, float, float]:
@@ -122,15 +127,15 @@ class Worker:
             lock.release()
             return granted, releasing, time.monotonic()
 
-        # Made one after another: not every library's constructor can be called in several threads at once.
+        # Created in one thread: some libraries' constructors are not thread-safe.
         locks = [self._library.lock(key) for _ in range(members)]
         with ThreadPoolExecutor(members) as pool:
             return list(pool.map(turn, locks))
 
     def stays(self, key: str, seconds: float, hold: float) -> list[tuple[float, float]]:
-        """Take the lock, hold it and give it back, over and over, for so long.
+        """For `seconds`, repeatedly acquire the lock, hold it for `hold` seconds, and release it.
 
-        :returns: of each time: when it was granted, and when its release began.
+        :returns: for each grant, its time and the time of the call of release.
         """
         lock, times = self._lock(key), []
         until = time.monotonic() + seconds
@@ -149,8 +154,11 @@ class Worker:
 
 
 def serve(make: Callable[[Settings], Library]) -> None:
-    """Be a worker of that library until standard input ends."""
-    # What a library prints is not an answer; what it logs is for nobody, as in a program that sets up no logging.
+    """Execute commands until standard input is closed.
+
+    :param make: creates the library from the settings in the process's argument.
+    """
+    # A library's own output must not mix with the answers, and its log lines are discarded.
     answers, sys.stdout = sys.stdout, sys.stderr
     logging.getLogger().addHandler(logging.NullHandler())
     commands: SimpleQueue[str] = SimpleQueue()
@@ -158,7 +166,7 @@ def serve(make: Callable[[Settings], Library]) -> None:
     def read() -> None:
         for line in sys.stdin:
             commands.put(line)
-        os._exit(0)  # also while a command waits for a lock
+        os._exit(0)  # exits even if a command is waiting for a lock
 
     threading.Thread(target=read, daemon=True).start()
     worker = Worker(make(Settings(**json.loads(sys.argv[1]))))

@@ -1,8 +1,8 @@
-"""The same two tasks three times: without a lock, under ours, and as people keep two deployments apart today.
+"""The same two tasks in three DAGs: ``plain`` without a lock, ``locked`` under `DynamoLock`, ``flagged`` with a flag.
 
-``flagged`` is that: a pool with one slot, so that a deployment's own runs do not crowd its workers, and a sensor that
-sets a flag in DynamoDB by a conditional write as soon as it is not set. It is about as well as it can be done in
-so many lines, and more careful than the usual one, which looks first and writes then.
+``flagged`` is the usual workaround to keep two deployments apart. A pool with one slot keeps the waiting runs of a
+deployment from filling its workers. A sensor sets a flag in DynamoDB, with a conditional write. Many such sensors read
+first and then write, which is not safe; this one is.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from airflow.sdk import DAG, get_current_context, task
 from airflow_dynamo_lock import DynamoLock
 
 WORK = 0.5  # seconds of work in each task
-POKE = 5.0  # seconds between two pokes of the sensor; its default is a minute
+POKE = 5.0  # seconds between two pokes of the sensor; Airflow's default is a minute
 FLAG = {"key": {"S": "warehouse/flag"}}
 MANY: Any = {"schedule": None, "max_active_runs": 100}
 POOL: Any = {"pool": "warehouse"}
 
 
 def work() -> None:
-    """Take some time, and write its start and its end into the ledger."""
+    """Sleep, and record the start and the end in the ledger."""
     note("start")
     time.sleep(WORK)
     note("end")
 
 
 def note(event: str) -> None:
-    """Append a line to the ledger in one write, so that lines never mix."""
+    """Append a line to the ledger, in one write, because other processes append at the same time."""
     context: Any = get_current_context()
     now = time.time()
     entry = {
@@ -42,7 +42,7 @@ def note(event: str) -> None:
         "event": event,
         "deployment": os.environ["BENCH_DEPLOYMENT"],
         "run": context["dag_run"].run_id,
-        # For how long this task has had its process. Airflow itself does not keep that of a sensor's pokes.
+        # Age of this task's process. Airflow does not store the durations of a sensor's pokes.
         "on_worker": now - psutil.Process().create_time(),
     }
     ledger = os.open(os.environ["BENCH_LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -52,13 +52,13 @@ def note(event: str) -> None:
 
 @task
 def extract() -> None:
-    """Pretend to read the orders."""
+    """Stand-in for a task that reads the orders."""
     work()
 
 
 @task
 def load() -> None:
-    """Pretend to write them into the warehouse."""
+    """Stand-in for a task that writes them into the warehouse."""
     work()
 
 
@@ -69,7 +69,7 @@ def _dynamodb() -> Any:
 
 
 def set_flag() -> bool:
-    """Set the flag if it is not set."""
+    """Set the flag if it is not set. Returns whether this call has set it."""
     client = _dynamodb()
     try:
         client.put_item(
@@ -87,7 +87,7 @@ def set_flag() -> bool:
 
 @task
 def clear_flag() -> None:
-    """Clear it, whoever has set it."""
+    """Clear the flag, even if another run has set it."""
     _dynamodb().delete_item(TableName="flags", Key=FLAG)
     note("locking")
 
@@ -104,8 +104,8 @@ with DAG("flagged", **MANY):
         python_callable=set_flag,
         mode="reschedule",
         poke_interval=POKE,
-        # Airflow fails such a sensor now and then, when it hears of the end of one poke after it has queued the next
-        # (apache/airflow#71172). Without retries few of many waiting runs come to their turn.
+        # Airflow sometimes fails a rescheduled sensor: when it processes the end of one poke after it has queued the
+        # next (apache/airflow#71172). Without retries, most of many waiting runs would fail.
         retries=100,
         retry_delay=timedelta(seconds=POKE),
         **POOL,

@@ -1,1 +1,1 @@
-"""The parts of the bench. Each has a `measure`, which returns plain data for ``results/latest.json``."""
+"""The parts of the benchmarks. Each module has a function `measure`, which returns plain data for the results."""

@@ -1,8 +1,10 @@
-"""What a lock costs in a real Airflow: two deployments, with all their processes, that share a table on moto.
+"""What a lock costs in Airflow: two real deployments, with all their processes, share a table on moto.
 
-Worker-slot seconds are those for which the tasks that lock (not those that work) are on a worker, each poke of a sensor
-counted. Added seconds are those by which a run takes longer, alone, than one without a lock. A hand-over is from the
-end of one run's last work to the start of the next one's first: Airflow's own time to start tasks is a part of it.
+- *Worker-slot seconds*: how long the tasks that lock, not those that work, occupy worker slots. Each poke of a sensor
+  counts.
+- *Added seconds*: by how much a lock makes a run longer if no other run contends.
+- *Hand-over*: from the end of one run's last work to the start of the next run's first work. It includes the time in
+  which Airflow starts tasks.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ from deployments.engines import MotoServer
 DAGS = Path(__file__).parents[1] / "dags"
 TABLE = "airflow_locks"
 NAMES = ("north", "south")
-ALONE = 6  # runs of each DAG, one after another
-CONTENDING = 8  # runs of each DAG in each deployment, in turns
-PACE = 2.0  # seconds from one of them to the next
-SLOTS = 4  # a deployment's worker slots
+ALONE = 6  # runs of each DAG without contention, one after another
+CONTENDING = 8  # contending runs of each DAG in each deployment
+PACE = 2.0  # seconds between the starts of two contending runs
+SLOTS = 4  # worker slots of a deployment
 WORKING = {"extract", "load"}
 LOCKING = ("locked", "flagged")
 
 
 @dataclass(frozen=True)
 class Stay:
-    """A run's work, from its first task's start to its last one's end, epoch seconds."""
+    """The work of a run: from the start of its first working task to the end of its last, in epoch seconds."""
 
     deployment: str
     run_id: str
@@ -49,7 +51,7 @@ class Stay:
 
 
 def measure() -> dict[str, Any]:
-    """Alone, and contending."""
+    """Measure runs of each DAG one at a time, and then runs that contend for the lock."""
     with (
         processes.temporary_folder("airflow-dynamo-lock-bench-") as folder,
         _deployments(folder) as deployments,
@@ -102,11 +104,11 @@ def _deployment(name: str, folder: Path, endpoint_url: str) -> Deployment:
 
 
 def _alone(deployment: Deployment, dag: str, ledger: Path) -> dict[str, Any]:
-    deployment.wait(dag, deployment.trigger(dag))  # the first one loads what the others find loaded
+    deployment.wait(dag, deployment.trigger(dag))  # not measured: the first run is slower
     runs = [deployment.wait(dag, deployment.trigger(dag)) for _ in range(ALONE)]
     assert all(run.state == "success" for run in runs)
     return {
-        "run_seconds": spread([_seconds(run) for run in runs]),
+        "run_seconds": spread([_run_seconds(run) for run in runs]),
         "slot_seconds": spread([_slot_seconds(deployment, run, ledger) for run in runs]),
         "work_seconds": spread([_work_seconds(deployment, run) for run in runs]),
     }
@@ -116,17 +118,17 @@ def _contending(deployments: list[Deployment], dag: str, ledger: Path) -> dict[s
     started = []
     for deployment in deployments * CONTENDING:
         started.append((deployment, deployment.trigger(dag)))
-        time.sleep(PACE)  # so that they come in turns, whichever scheduler is the quicker
+        time.sleep(PACE)  # so that the deployments alternate, even if one scheduler is faster
     runs = [(each, each.wait(dag, run_id, timeout=900.0)) for each, run_id in started]
     assert all(run.state == "success" for _, run in runs)
     stays = _stays(ledger, {run.run_id for _, run in runs})
+    assert len(stays) == len(runs)
+    handovers = [later.start - earlier.end for earlier, later in pairwise(stays)]
     between = [
         later.start - earlier.end
         for earlier, later in pairwise(stays)
         if earlier.deployment != later.deployment
     ]
-    handovers = [later.start - earlier.end for earlier, later in pairwise(stays)]
-    assert len(stays) == len(runs)
     return {
         "runs": len(runs),
         "slot_seconds": spread([_slot_seconds(each, run, ledger) for each, run in runs]),
@@ -150,7 +152,7 @@ def _percentiles(seconds: list[float]) -> dict[str, Any]:
 
 
 def _stays(ledger: Path, run_ids: set[str]) -> list[Stay]:
-    """In the order in which they began."""
+    """Return the work of these runs, in the order in which it began."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for entry in _entries(ledger):
         if entry["run"] in run_ids and entry["event"] != "locking":
@@ -159,33 +161,40 @@ def _stays(ledger: Path, run_ids: set[str]) -> list[Stay]:
     return sorted(stays, key=lambda stay: stay.start)
 
 
-def _seconds(run: Run) -> float:
+def _run_seconds(run: Run) -> float:
+    """Return the seconds from the trigger of the run to its end."""
     assert run.queued_at is not None
     assert run.end is not None
     return (run.end - run.queued_at).total_seconds()
 
 
 def _slot_seconds(deployment: Deployment, run: Run, ledger: Path) -> float:
-    """For how long what locks was on a worker. What never had a process there was in the triggerer only."""
+    """Return the seconds for which the run's locking tasks occupied worker slots.
+
+    Tasks of the group `lock` without a process id have run in the triggerer only. Tasks of the DAG ``flagged`` record
+    their time themselves, in the ledger.
+    """
     tasks = deployment.task_instances(run.dag_id, run.run_id)
-    ours = [
-        _took(ti) for ti in tasks if ti.task_id.startswith("lock.") and ti.pid is not None and not _works(ti)
+    in_group = [
+        _duration(ti)
+        for ti in tasks
+        if ti.task_id.startswith("lock.") and ti.pid is not None and not _works(ti)
     ]
-    noted: list[float] = [
+    in_ledger: list[float] = [
         entry["on_worker"]
         for entry in _entries(ledger)
         if (entry["deployment"], entry["run"], entry["event"]) == (deployment.name, run.run_id, "locking")
     ]
-    return sum(ours) + sum(noted)
+    return sum(in_group) + sum(in_ledger)
 
 
 def _work_seconds(deployment: Deployment, run: Run) -> float:
-    """For how long the tasks that work were on a worker."""
-    return sum(_took(ti) for ti in deployment.task_instances(run.dag_id, run.run_id) if _works(ti))
+    """Return the seconds for which the run's working tasks occupied worker slots."""
+    return sum(_duration(ti) for ti in deployment.task_instances(run.dag_id, run.run_id) if _works(ti))
 
 
 def _tries(deployment: Deployment, run: Run) -> int:
-    """Of the task that takes the lock, or sets the flag."""
+    """Return the number of tries of the task that acquires the lock or sets the flag."""
     tasks = deployment.task_instances(run.dag_id, run.run_id)
     (tries,) = (ti.try_number for ti in tasks if ti.task_id in ("lock.acquire", "set_flag"))
     return tries
@@ -195,7 +204,7 @@ def _works(ti: TaskInstance) -> bool:
     return ti.task_id.rpartition(".")[2] in WORKING
 
 
-def _took(ti: TaskInstance) -> float:
+def _duration(ti: TaskInstance) -> float:
     assert ti.start is not None
     assert ti.end is not None
     return (ti.end - ti.start).total_seconds()

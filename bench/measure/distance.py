@@ -1,7 +1,7 @@
-"""Cycles per second once more, with a network between: each request takes 5 ms more on its way, as to a region nearby.
+"""Cycles per second as in `bench.measure.speed`, but with a delay of 5 ms for each request, as to a nearby region.
 
-`bench.measure.speed` has the engine on the same machine, where most of a request is the engine's processor time. What a
-request costs on AWS is mostly the way there and back.
+Without the delay, most of a request's time is processor time of the engine, which runs on the same machine. On AWS,
+most of it is the round trip over the network.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ DELAY = 0.005  # seconds
 
 
 def measure(engine: Engine) -> dict[str, Any]:
-    """Of one worker, since sixteen would above all be slowed down by what delays them."""
+    """Measure with one worker. With sixteen, the proxy that adds the delay would limit the rate."""
     with Proxy(engine.endpoint_url) as proxy, proxy.applying(Rule(lambda _: True, delay=DELAY)):
         return {"delay_ms": DELAY * 1000, "workers": {"1": take_turns(engine, 1, proxy.endpoint_url)}}

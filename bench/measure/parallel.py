@@ -1,4 +1,4 @@
-"""Several measurements at the same time, for those that mostly wait."""
+"""Run several measurements at the same time, if they spend most of their time waiting."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ Result = TypeVar("Result")
 
 
 def at_once(do: Callable[[Case], Result], cases: Sequence[Case]) -> list[Result]:
-    """The results, in the order of the cases. The first failure ends it.
+    """Call `do` for each case, each in a thread. Returns the results in the order of the cases.
 
-    The threads are daemons: when the bench is interrupted, nobody waits for them, and the workers that they have
-    started end with it.
+    The first exception of a thread is raised here, without waiting for the other threads. The threads are daemons, so
+    that an interrupted program does not wait for them either; their worker processes exit with the program.
     """
-    ended: SimpleQueue[tuple[int, Result] | BaseException] = SimpleQueue()
+    done: SimpleQueue[tuple[int, Result] | BaseException] = SimpleQueue()
 
     def run(number: int, case: Case) -> None:
         try:
-            ended.put((number, do(case)))
+            done.put((number, do(case)))
         except BaseException as failure:
-            ended.put(failure)
+            done.put(failure)
 
     for number, case in enumerate(cases):
         threading.Thread(target=run, args=(number, case), daemon=True).start()
     results: dict[int, Result] = {}
     for _ in cases:
-        end = ended.get()
-        if isinstance(end, BaseException):
-            raise end
-        results[end[0]] = end[1]
+        outcome = done.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        number, result = outcome
+        results[number] = result
     return [results[number] for number in range(len(cases))]

@@ -1,4 +1,4 @@
-"""How figures that vary are summed up."""
+"""Summaries of repeated measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def spread(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
-    """The smallest, the middle and the largest of several rounds."""
+    """Return the minimum, the median, the maximum and the number of the values."""
     return {
         "min": round(min(values), digits),
         "median": round(median(values), digits),
@@ -18,5 +18,8 @@ def spread(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that so large a share of them does not exceed."""
+    """Return a percentile, without interpolation.
+
+    :param share: 0.99 for the 99th percentile.
+    """
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]

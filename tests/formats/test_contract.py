@@ -105,7 +105,7 @@ def test_a_release_waits_for_those_who_are_inside(
     lease = client.acquire(key)
     inside = client.enter(lease, "a process")
     assert isinstance(client.release(lease), Draining)
-    with pytest.raises(LockLostError, match="being given back"):
+    with pytest.raises(LockLostError, match="being released"):
         client.enter(lease, "another")
     inside = client.renew(inside)
     assert elsewhere.try_acquire(key) is None
@@ -631,7 +631,7 @@ def test_a_table_that_expires_what_we_do_not_renew_is_refused(client: LockClient
     place.sdk.update_time_to_live(TableName=place.table, TimeToLiveSpecification=specification)
     try:
         with pytest.raises(
-            LockTableError, match="by the attribute 'expires', which our clients do not renew"
+            LockTableError, match="by the attribute 'expires', which this package does not renew"
         ):
             client.check_table()
     finally:

@@ -179,7 +179,10 @@ def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
         ({"key": "k", "release_grace": timedelta(0)}, "release_grace must be a finite time, more than zero"),
         ({"key": "k", "on_timeout": "wait"}, "on_timeout must be 'fail' or 'skip'"),
         ({"key": "k", "mode": "both"}, "mode must be 'shared' or 'exclusive', not 'both'"),
-        ({"key": "k", "mode": "shared", "slots": 2, "capacity": 3}, "2 of 3 cannot be acquired in shared mode"),
+        (
+            {"key": "k", "mode": "shared", "slots": 2, "capacity": 3},
+            "2 of 3 cannot be acquired in shared mode",
+        ),
         ({"key": "k", "priority": "high"}, "priority must be a whole number, not 'high'"),
         ({"key": "k", "priority": 1000}, "priority must be a whole number from -999 to 999, not 1000"),
         ({"key": "k", "fair": "yes"}, "fair must be True or False, not 'yes'"),

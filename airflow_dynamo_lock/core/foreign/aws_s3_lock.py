@@ -1,19 +1,25 @@
-"""The format of aws_s3_lock (read at its version 0.1.1), which ships in aws-ops-alpha: a lock is an object in a bucket
-of S3, a JSON text with an owner, when he took the lock and for how many seconds.
+"""The format of aws_s3_lock 0.1.1, which is part of aws-ops-alpha: a lock is a JSON object in an S3 bucket.
 
-It is read, and then written without any condition, and read again a second later to see who came last. That is a race,
-which its users lose from time to time. We write with conditions (``If-None-Match``, ``If-Match``), so that among
-ourselves there is none; and we read again after the same second before we count on a lock, so that one of theirs who
-read before we wrote, and wrote after it, does not fool us. What remains is theirs: who has read a free lock and takes
-longer than that second to write, writes over whoever holds it then. Our holder learns of it with its next heartbeat.
+An object has an owner, the time at which the owner acquired the lock, and the length of the lease in seconds.
+There is neither a fencing token nor data, and other fields make the library's clients fail. So this package
+stores the rest of a lease in the object's metadata, which those clients drop when they write.
 
-It goes by clocks, as dyndbmutex and awsflock do: what we write there lasts `max_clock_skew` longer than we count on,
-and a holder of theirs is dead for us when S3's own time has passed his by as much, or when he has stayed as he was for
-as long as his lease under our eyes. It has no fencing token and keeps no data.
+**Races.** A client of aws_s3_lock reads the object, writes it without a condition, and reads it again a
+second later to see which write came last. Clients of this package write with conditions (``If-None-Match``,
+``If-Match``), so there are no races among them. They also read again after a second before they rely on a
+grant, which detects a client of aws_s3_lock that read before their write and wrote after it. Two races
+remain, in which a client of aws_s3_lock takes the lock from any holder: it needs longer than that second
+between its read and its write, or it releases a lock after its own lease has ended. A holder of this package
+detects both at its next heartbeat.
 
-Their objects must have no other fields, or their clients fail. So what the format has no place for stands in the
-object's metadata, which they drop when they write. S3 has no updates: what changes an object reads it first, so that a
-heartbeat and a release are two requests, and an acquire is three.
+**Clocks.** A client of aws_s3_lock compares the end of a lease with its own clock.
+
+- **Holders of this package** write a lease that is `max_clock_skew` longer than they rely on.
+- **Holders of aws_s3_lock** are dead when server time is `max_clock_skew` past the end of their lease, or
+  when this process has seen the same object for the length of the lease (R3).
+
+**Requests.** S3 has no updates, so each edit first reads the object: a heartbeat and a release are two
+requests, an acquire is three.
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ from airflow_dynamo_lock.core.foreign.s3_requests import (
     S3Requests,
     holder_of,
 )
+from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.arguments import checked_key
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
@@ -47,15 +54,19 @@ from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
 from airflow_dynamo_lock.core.table.items import holder_values
 
+# Maximum length of an object's key, in bytes.
 _KEY_BYTES = 1024
+# Number of objects on a page of a listing.
 _PAGE = 100
 
 
 @dataclass(frozen=True)
 class S3Objects(S3Requests, OneHolder):
-    """See above.
+    """Builds the requests on the objects of a bucket.
 
-    :ivar table: the bucket.
+    :ivar table: name of the bucket.
+    :ivar max_clock_skew_ms: the object shows a lease that is this much longer than its holder relies on,
+        milliseconds.
     """
 
     table: str
@@ -65,28 +76,33 @@ class S3Objects(S3Requests, OneHolder):
     name: ClassVar[str] = "s3"
     keys: ClassVar[Sequence[tuple[str, str, str]]] = ()
     ttl_attribute: ClassVar[str | None] = None
-    # Clients of that library create an object without a condition, so deleting one could free a held lock.
+    # Without `Feature.FORGET`: clients of aws_s3_lock create an object without a condition, so deleting one
+    # could free a held lock.
     features: ClassVar[frozenset[Feature]] = frozenset()
 
     def checked_key(self, key: str) -> str:
-        """See `Format`."""
+        """Return the name of a lock if it can be the key of an object.
+
+        :raises LockValueError: it cannot.
+        """
         if len(checked_key(key).encode()) > _KEY_BYTES:
             raise LockValueError(
-                f"The lock key {key[:40]!r}… is longer than the name of an object in S3 may be, {_KEY_BYTES} bytes: "
-                "use a shorter name."
+                f"The lock key {key[:40]!r}… is longer than the key of an object in S3 may be, {_KEY_BYTES} "
+                "bytes: use a shorter one."
             )
         return key
 
     def acquire_idle(
         self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
     ) -> Request:
-        """Take a lock that nobody holds, or that never was."""
+        """Acquire a lock that is free or has no object."""
 
         def change(now: Object | None) -> Object | None:
-            free = not claim.only_existing if now is None else now.lock["owner"] is None
-            return self._taken(claim, stamp) if free else None
+            if now is None:
+                return None if claim.only_existing else self._granted(claim, stamp)
+            return self._granted(claim, stamp) if now.lock["owner"] is None else None
 
-        return self._edit(claim.key, change, stamp, takes=True)
+        return self._edit(claim.key, change, stamp, settles=True)
 
     def reclaim(
         self,
@@ -97,64 +113,89 @@ class S3Objects(S3Requests, OneHolder):
         turn: HeadUpdate = QUEUE_EMPTY,
         leave: int = 0,
     ) -> Request:
-        """Take the place of a dead holder who is still as he was seen."""
-        (one,) = dead
+        """Replace a dead holder, on condition that it has not changed since it was found dead (R3).
+
+        :param dead: the one holder of the lock.
+        """
+        (holder,) = dead
 
         def change(now: Object | None) -> Object | None:
-            same = now is not None and self._is(now, one)
-            return self._taken(claim, stamp, took_over=took_over(dead)) if same else None
+            if now is None or not _is_held_by(now, holder):
+                return None
+            return self._granted(claim, stamp, took_over=took_over(dead))
 
-        return self._edit(claim.key, change, stamp, takes=True)
+        return self._edit(claim.key, change, stamp, settles=True)
 
-    def _is(self, now: Object, holder: Holder) -> bool:
-        found = holder_of(now)
-        return found is not None and (found.lease_id, found.version) == (holder.lease_id, holder.version)
-
-    def _taken(self, claim: Claim, stamp: Stamp, *, took_over: bool = False) -> Object:
+    def _granted(self, claim: Claim, stamp: Stamp, *, took_over: bool = False) -> Object:
+        """The object of a lock that the claim holds."""
+        # Unique to the lease, so that the metadata of another lease of the same owner do not count.
         owner = f"{claim.owner} {claim.lease_id}"
+        # No other details: the metadata have little space.
         about = {"attempt_of": claim.attempt_of} if claim.attempt_of else {}
-        values = holder_values(claim, stamp, took_over=took_over) | {"about": about}
-        return Object(
-            self._lasting(owner, claim.lease_ms, stamp), {**values, "lease_id": claim.lease_id, "mark": owner}
-        )
+        ours = {
+            **holder_values(claim, stamp, took_over=took_over),
+            "about": about,
+            "lease_id": claim.lease_id,
+            "mark": owner,
+        }
+        return Object(self._lock_fields(owner, claim.lease_ms, stamp), ours)
 
-    def _lasting(self, owner: str, lease_ms: int, stamp: Stamp) -> Mapping[str, Any]:
+    def _lock_fields(self, owner: str, lease_ms: int, stamp: Stamp) -> Mapping[str, Any]:
+        """The fields of the object of a held lock."""
         return {
-            # A whole second more: nobody's clock shows less than one in our lock's last.
-            "expire": -(-(lease_ms + self.max_clock_skew_ms) // 1000),
+            # Rounded up, so that no clock with less than the allowed skew sees the lease end early.
+            "expire": rounded_up(lease_ms + self.max_clock_skew_ms),
             "lock_time": utc(stamp.best_ms).isoformat(),
             "release_time": None,
             "owner": owner,
         }
 
     def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
-        """Go on holding what an earlier write of ours took (rule R5)."""
+        """Continue to hold what an earlier write of the same claim acquired (R5)."""
         return self._renewal(
-            claim.key, claim.lease_id, stamp, mine.version, takes=True, acquired_at=stamp.best_ms
+            claim.key,
+            claim.lease_id,
+            stamp,
+            mine.version,
+            settles=True,
+            sets={"acquired_at": stamp.best_ms},
         )
 
     def correct_grant(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request:
-        """Replace the times of a grant whose clock turned out to be wrong (rule R3)."""
+        """Correct the times of a grant that was stamped by a wrong clock (R3). There is no token, so `token`
+        is not used."""
         version = seen.holders[claim.lease_id].version
-        return self._renewal(claim.key, claim.lease_id, stamp, version, takes=True, acquired_at=stamp.best_ms)
+        return self._renewal(
+            claim.key,
+            claim.lease_id,
+            stamp,
+            version,
+            settles=True,
+            sets={"acquired_at": stamp.best_ms},
+        )
 
     def renew(
         self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: str | None = None
     ) -> Request:
-        """Write a heartbeat, and make an edit. `min_hold` does not exist here, so no lease cools down."""
+        """Write a heartbeat: it proves that the holder is alive, and makes an edit.
+
+        :param lease_ms: new length of a lease that is drained, milliseconds. Other edits do not use it.
+        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
+        """
         match edit:
             case Heartbeat():
                 return self._renewal(key, lease_id, stamp, seen)
             case Change():
                 return self._renewal(
-                    key, lease_id, stamp, seen, unless_draining=True, new_lease_ms=edit.lease_ms
+                    key, lease_id, stamp, seen, unless_draining=True, longer_lease_ms=edit.lease_ms
                 )
             case Enter():
                 return self._renewal(key, lease_id, stamp, seen, unless_draining=True, enters=edit.process)
             case Drain():
-                return self._renewal(
-                    key, lease_id, stamp, seen, unless_draining=True, draining=True, lease_ms=lease_ms
-                )
+                # Once only: a second drain would lengthen the lease that the first one has shortened.
+                sets = {"draining": True, "lease_ms": lease_ms}
+                return self._renewal(key, lease_id, stamp, seen, unless_draining=True, sets=sets)
             case CoolDown():
                 self._unsupported()
             case _:
@@ -168,67 +209,83 @@ class S3Objects(S3Requests, OneHolder):
         seen: str | None,
         *,
         unless_draining: bool = False,
-        new_lease_ms: int | None = None,
+        longer_lease_ms: int | None = None,
         enters: str | None = None,
-        takes: bool = False,
-        **values: Any,
+        settles: bool = False,
+        sets: Mapping[str, Any] | None = None,
     ) -> Request:
-        """A write that gives the lease a new version; `native` tells what it must not do when it arrives late.
+        """Give the lease a new version, and make further changes.
 
-        :param new_lease_ms: it is refused if that would make the lease shorter.
-        :param values: what else it changes of our own.
+        A renewal that arrives late must not undo a newer one: see the native format's `RenewalWrites._renewal`.
+
+        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        :param unless_draining: refuse the renewal if the lease is draining.
+        :param longer_lease_ms: new length of the lease, milliseconds; refused if it is shorter. None keeps
+            the length.
+        :param enters: id of a process that enters.
+        :param settles: read the object again before the renewal counts.
+        :param sets: further values in the metadata.
         """
 
         def change(now: Object | None) -> Object | None:
-            ours = None if now is None else now.ours
-            if now is None or ours is None or ours["lease_id"] != lease_id:
+            ours = _lease_in(now, lease_id)
+            if ours is None:
                 return None
-            newer = stamp.server_ms is not None and ours.get("renewed_at", 0) > stamp.best_ms + OVERTAKEN_MS
-            if ours["version"] != seen if seen is not None else newer:
+            if seen is not None:
+                if ours["version"] != seen:
+                    return None
+            elif stamp.server_ms is not None and ours.get("renewed_at", 0) > stamp.best_ms + OVERTAKEN_MS:
                 return None
             if unless_draining and "draining" in ours:
                 return None
-            if new_lease_ms is not None and new_lease_ms < ours["lease_ms"]:
+            if longer_lease_ms is not None and longer_lease_ms < ours["lease_ms"]:
                 return None
-            after = {**ours, "version": stamp.version, "renewed_at": stamp.server_ms, **values}
-            after["lease_ms"] = new_lease_ms or after["lease_ms"]
+            renewed = {**ours, "version": stamp.version, "renewed_at": stamp.server_ms, **(sets or {})}
             if stamp.server_ms is None:
-                del after["renewed_at"]
+                del renewed["renewed_at"]
+            if longer_lease_ms is not None:
+                renewed["lease_ms"] = longer_lease_ms
             if enters is not None:
-                after["processes"] = {**ours["processes"], enters: stamp.best_ms}
-            return Object(self._lasting(ours["mark"], after["lease_ms"], stamp), after)
+                renewed["processes"] = {**ours["processes"], enters: stamp.best_ms}
+            return Object(self._lock_fields(ours["mark"], renewed["lease_ms"], stamp), renewed)
 
-        return self._edit(key, change, stamp, takes=takes)
+        return self._edit(key, change, stamp, settles=settles)
 
     def leave(self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp) -> Request:
-        """Note that a guarded process has left."""
+        """Remove a guarded process that has left."""
 
         def change(now: Object | None) -> Object | None:
-            if now is None or now.ours is None or now.ours["lease_id"] != lease_id:
+            ours = _lease_in(now, lease_id)
+            if now is None or ours is None:
                 return None
-            inside = {name: at for name, at in now.ours["processes"].items() if name != process}
-            return replace(now, ours={**now.ours, "processes": inside})
+            inside = {name: at for name, at in ours["processes"].items() if name != process}
+            return replace(now, ours={**ours, "processes": inside})
 
         return self._edit(key, change, stamp)
 
     def release(self, key: str, lease_id: str, slots: int, stamp: Stamp, *, confirmed: bool) -> Request:
-        """Give the lock back, if nobody is inside any more (rule R8)."""
+        """Free the lock, if no process is inside (R8). There is no token, so `confirmed` is not used."""
 
         def change(now: Object | None) -> Object | None:
-            mine = now is not None and now.ours is not None and now.ours["lease_id"] == lease_id
-            return _freed(now, stamp) if now and mine and not (now.ours or {})["processes"] else None
+            ours = _lease_in(now, lease_id)
+            if now is None or ours is None or ours["processes"]:
+                return None
+            return _freed(now, stamp)
 
         return self._edit(key, change, stamp)
 
     def forget(self, key: str, latest_token: int | None) -> Request:
-        """Never asked for, because the format does not have `Feature.FORGET`."""
+        """Not supported, because the format does not have `Feature.FORGET`.
+
+        :raises NotImplementedError: always.
+        """
         self._unsupported()
 
     def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:
-        """Take the lock away from its holder, whoever is inside. For people."""
+        """Remove a lease, even with processes inside. Only people decide that."""
 
         def change(now: Object | None) -> Object | None:
-            return _freed(now, stamp) if now is not None and self._is(now, holder) else None
+            return _freed(now, stamp) if now is not None and _is_held_by(now, holder) else None
 
         return self._edit(key, change, stamp)
 
@@ -237,35 +294,54 @@ class S3Objects(S3Requests, OneHolder):
         return Request(READ, {"Bucket": self.table, "Key": key})
 
     def batch_get(self, keys: Iterable[str], *, consistent: bool = False) -> list[Request]:
-        """Read many locks: one request for each, for S3 has no other."""
+        """Read many locks, one per request. S3's reads are always consistent, so `consistent` is not used."""
         return [self.get(key) for key in keys]
 
     def asked_for(self, request: Request) -> set[str]:
-        """The locks that a `batch_get` reads."""
+        """The lock that a request of `batch_get` reads."""
         return {request.params["Key"]}
 
     def batch_records(self, output: Mapping[str, Any], server_ms: int | None) -> list[LockRecord]:
-        """The lock in the answer to a `batch_get`."""
+        """The lock in the response to a request of `batch_get`. A damaged one is left out; an attempt to
+        acquire reports it."""
         try:
             return [self.record(output["Item"], server_ms)] if "Item" in output else []
         except LockRecordError:
             return []
 
     def unprocessed_keys(self, output: Mapping[str, Any]) -> set[str]:
-        """None is ever left."""
+        """Always empty, because each lock is read by a request of its own."""
         return set()
 
     def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request:
-        """Read some of the bucket's objects whose names begin like that."""
+        """Read one page of the bucket's objects whose keys begin with the prefix.
+
+        :param cursor: ``LastEvaluatedKey`` of the page before; None for the first.
+        """
         return Request(LIST, {"Bucket": self.table, "Prefix": prefix, "MaxKeys": _PAGE, **(cursor or {})})
 
-    def _edit(self, key: str, change: ObjectEdit, stamp: Stamp, *, takes: bool = False) -> Request:
+    def _edit(self, key: str, change: ObjectEdit, stamp: Stamp, *, settles: bool = False) -> Request:
+        """A request to read the object and write the changed one, which `S3Requests` carries out.
+
+        :param settles: read the object again before the write counts, as for each grant.
         """
-        :param takes: it is to be read again before it counts.
-        """
-        what = {"change": change, "version": stamp.version, "takes": takes}
-        return Request(EDIT, {"Bucket": self.table, "Key": key, **what})
+        how = {"change": change, "version": stamp.version, "settles": settles}
+        return Request(EDIT, {"Bucket": self.table, "Key": key, **how})
+
+
+def _is_held_by(now: Object, holder: Holder) -> bool:
+    """Whether a holder has not changed since it was read."""
+    present = holder_of(now)
+    return present is not None and (present.lease_id, present.version) == (holder.lease_id, holder.version)
+
+
+def _lease_in(now: Object | None, lease_id: str) -> Mapping[str, Any] | None:
+    """The metadata of the object if this lease holds the lock, else None."""
+    if now is None or now.ours is None or now.ours["lease_id"] != lease_id:
+        return None
+    return now.ours
 
 
 def _freed(now: Object, stamp: Stamp) -> Object:
+    """The object of the same lock without a holder."""
     return Object({**now.lock, "owner": None, "release_time": utc(stamp.best_ms).isoformat()})

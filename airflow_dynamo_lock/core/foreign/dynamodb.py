@@ -1,13 +1,13 @@
-"""What the DynamoDB tables of other lock libraries have in common.
+"""The requests on a DynamoDB table of another lock library, common to the four formats on DynamoDB.
 
-In their tables a lock is one item with one holder. Our holder keeps what the format has no place for in one more
-attribute of that item, a map named `OURS`: lease id, version, stamps, processes inside. Other libraries carry unknown
-attributes along and lose them when they take the lock, so that map counts only while the format's own attributes are
-those that were written together with it.
+In these tables a lock is one item with one holder. A holder of this package stores what the format has no
+attribute for (lease id, version, stamps, processes inside) in one more attribute, a map named `OURS`. Other
+clients keep this attribute when they update the item, and drop it when they replace the item. So the map
+counts only while the item's mark is the one that was written with it (`ForeignItem`).
 
-The rules hold here as far as a format allows: every change is one conditional write, each grant has a lease id of its
-own, a lost reply loses nothing, a release waits for the processes inside. There are no fencing tokens, no queue and no
-slots.
+The rules of the native format hold as far as the format allows: each change is one conditional write (R1), a
+lost reply loses nothing (R5), each attempt has a lease id of its own (R7), and a release waits for the
+processes inside (R8). There are no fencing tokens, queues and slots.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, assert_never
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.foreign.item import OURS, ForeignItem
+from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
@@ -26,19 +27,21 @@ from airflow_dynamo_lock.core.table.expressions import took_over
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
 from airflow_dynamo_lock.core.table.items import holder_values
 
+_NOT_DRAINING = " AND attribute_not_exists(#ours.#draining)"
+
 
 @dataclass(frozen=True)
 class ForeignTable(ForeignItem):
-    """Builds the requests on the DynamoDB table of another lock library."""
+    """Builds the requests on a DynamoDB table of another library. Subclasses define the formats' attributes."""
 
     def acquire_idle(
         self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
     ) -> Request:
-        """Take a lock that nobody holds."""
-        condition, values = self.free
+        """Acquire a lock that is free or has no item."""
+        condition, values = self.free_condition
         if claim.only_existing:
             condition = f"attribute_exists(#pk) AND ({condition})"
-        return self._take(claim, stamp, condition, values, took_over=False)
+        return self._grant(claim, stamp, condition, values, took_over=False)
 
     def reclaim(
         self,
@@ -49,93 +52,113 @@ class ForeignTable(ForeignItem):
         turn: HeadUpdate = QUEUE_EMPTY,
         leave: int = 0,
     ) -> Request:
-        """Take the place of a dead holder who is still as he was seen."""
-        (one,) = dead
-        condition, values = self._unchanged(one)
-        return self._take(claim, stamp, condition, values, took_over=took_over(dead))
+        """Replace a dead holder, on condition that it has not changed since it was found dead (R3).
 
-    def _take(
+        :param dead: the one holder of the lock.
+        """
+        (holder,) = dead
+        condition, values = self._unchanged(holder)
+        return self._grant(claim, stamp, condition, values, took_over=took_over(dead))
+
+    def _grant(
         self, claim: Claim, stamp: Stamp, condition: str, values: Mapping[str, Any], *, took_over: bool
     ) -> Request:
-        mark = self.marked(claim.owner, claim.lease_id, stamp)
-        sets = {
-            self.mark: mark,
-            **self.taken(claim.owner, claim.lease_ms),
-            **self.lasting(claim.lease_ms),
-            **{each.attribute: each.after(claim.lease_ms) for each in self.expiries(stamp)},
-            **self.kept(claim.data),
-            OURS: {
-                **holder_values(claim, stamp, took_over=took_over),
-                "lease_id": claim.lease_id,
-                "mark": mark,
-                "lease_s": -(-claim.lease_ms // 1000),
-            },
+        """Make the claim the holder of the lock, if the condition holds."""
+        mark = self.new_mark(claim.owner, claim.lease_id, stamp)
+        ours = {
+            **holder_values(claim, stamp, took_over=took_over),
+            "lease_id": claim.lease_id,
+            "mark": mark,
+            # In seconds as well, because a renewal may need them and expressions cannot divide (`Expiry`).
+            "lease_s": rounded_up(claim.lease_ms),
         }
-        remove = [*self.cleared, *self.no_data(claim.data)]
+        sets = {
+            self.mark_attribute: mark,
+            **self.owner_attributes(claim.owner),
+            **self.lease_attributes(claim.lease_ms),
+            **{expiry.attribute: expiry.value(claim.lease_ms) for expiry in self.expiries(stamp)},
+            **self.data_attributes(claim.data),
+            OURS: ours,
+        }
+        remove = [*self.removed_on_grant, *self.removed_data(claim.data)]
         return self._write(claim.key, sets, condition, values, remove=remove)
 
     def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
-        """Go on holding what an earlier write of ours took (rule R5)."""
+        """Continue to hold what an earlier write of the same claim acquired (R5)."""
         return self._renewal(
             claim.key, claim.lease_id, stamp, mine.version, sets={"acquired_at": stamp.best_ms}
         )
 
     def correct_grant(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request:
-        """Replace the times of a grant whose clock turned out to be wrong (rule R3)."""
+        """Correct the times of a grant that was stamped by a wrong clock (R3). There is no token, so `token`
+        is not used."""
         version = seen.holders[claim.lease_id].version
         return self._renewal(claim.key, claim.lease_id, stamp, version, sets={"acquired_at": stamp.best_ms})
 
     def renew(
         self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: str | None = None
     ) -> Request:
-        """Write a heartbeat, and make an edit. `min_hold` does not exist here, so no lease cools down."""
-        not_draining = " AND attribute_not_exists(#ours.#draining)"
+        """Write a heartbeat: it proves that the holder is alive, and makes an edit.
+
+        :param lease_ms: new length of a lease that is drained, milliseconds. Other edits do not use it.
+        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
+        """
         match edit:
             case Heartbeat():
                 return self._renewal(key, lease_id, stamp, seen)
             case Change():
-                longer = " AND #ours.#lease_ms <= :new_lease_ms" if edit.lease_ms is not None else ""
-                changes: dict[str, Any] = {"lease_ms": edit.lease_ms, "data": edit.data}
-                return self._renewal(key, lease_id, stamp, seen, not_draining + longer, **changes)
-            case Enter():
-                enters = {"processes.#process": stamp.best_ms}
+                condition = _NOT_DRAINING
+                if edit.lease_ms is not None:
+                    condition += " AND #ours.#lease_ms <= :new_lease_ms"
                 return self._renewal(
-                    key, lease_id, stamp, seen, not_draining, sets=enters, process=edit.process
+                    key, lease_id, stamp, seen, condition, lease_ms=edit.lease_ms, data=edit.data
+                )
+            case Enter():
+                sets = {"processes.#process": stamp.best_ms}
+                return self._renewal(
+                    key, lease_id, stamp, seen, _NOT_DRAINING, sets=sets, process=edit.process
                 )
             case Drain():
-                drains = {"draining": True}
-                return self._renewal(key, lease_id, stamp, seen, not_draining, sets=drains, lease_ms=lease_ms)
+                # Once only: a second drain would lengthen the lease that the first one has shortened.
+                return self._renewal(
+                    key, lease_id, stamp, seen, _NOT_DRAINING, sets={"draining": True}, lease_ms=lease_ms
+                )
             case CoolDown():
                 self._unsupported()
             case _:
                 assert_never(edit)
 
     def leave(self, key: str, lease_id: str, process: str, lease_ms: int, stamp: Stamp) -> Request:
-        """Note that a guarded process has left."""
+        """Remove a guarded process that has left."""
         remove = ["#ours.#processes.#process"]
-        return self._write(key, {}, self._mine, {":me": lease_id}, remove=remove, process=process)
+        return self._write(key, {}, self._held_by_me, {":me": lease_id}, remove=remove, process=process)
 
     def release(self, key: str, lease_id: str, slots: int, stamp: Stamp, *, confirmed: bool) -> Request:
-        """Give the lock back, if nobody is inside any more (rule R8)."""
-        condition = f"{self._mine} AND size(#ours.#processes) = :none"
-        return self._free(key, condition, {":me": lease_id, ":none": 0}, stamp)
+        """Free the lock, if no process is inside (R8). There is no token, so `confirmed` is not used."""
+        condition = f"{self._held_by_me} AND size(#ours.#processes) = :zero"
+        return self._free(key, condition, {":me": lease_id, ":zero": 0}, stamp)
 
     def forget(self, key: str, latest_token: int | None) -> Request:
-        """Delete the item of a lock without holder. It has no token, so `latest_token` is not used."""
-        return self._request("DeleteItem", key, "", *self.free)
+        """Delete the item of a free lock. There is no token, so `latest_token` is not used."""
+        return self._request("DeleteItem", key, "", *self.free_condition)
 
     def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:
-        """Take the lock away from its holder, whoever is inside. For people."""
+        """Remove a lease, even with processes inside. Only people decide that."""
         return self._free(key, *self._unchanged(holder), stamp)
 
     def _free(self, key: str, condition: str, values: Mapping[str, Any], stamp: Stamp) -> Request:
-        empty = self.emptied(stamp)
-        if empty is not None:
-            return self._write(key, empty, condition, values, remove=["#ours"])
-        return self._request("DeleteItem", key, "", condition, values)
+        """Free the lock as the format does it: update its item, or delete it."""
+        attributes = self.released_attributes(stamp)
+        if attributes is None:
+            return self._request("DeleteItem", key, "", condition, values)
+        return self._write(key, attributes, condition, values, remove=["#ours"])
 
     def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request:
-        """Read one page of all locks."""
+        """Read one page of all locks whose partition keys begin with the prefix.
+
+        :param cursor: ``LastEvaluatedKey`` of the page before; None for the first.
+        """
         params: dict[str, Any] = {"TableName": self.table, "ConsistentRead": True}
         if prefix:
             params |= {

@@ -1,14 +1,16 @@
-"""The format of dyndbmutex (read at its version 0.4.0).
+"""The format of dyndbmutex 0.4.0.
 
-It has: a holder's name, and a time after which anybody may take the lock, by his own clock. It has no heartbeat, no
-fencing token, and nothing else.
+An item has the name of its holder, and the time after which any dyndbmutex client may take the lock, by its
+own clock. There is neither a heartbeat nor a fencing token.
 
-So what we write there is `max_clock_skew` later than we count on: a client of theirs whose clock is ahead by less than
-that does not take a lock that is held. And a holder of theirs is dead for us when DynamoDB's own time has passed his
-by as much; where an engine tells no time, he is alive until somebody breaks the lock. A holder whose clock is behind
-by more than that may lose his lock early, as among themselves.
+- **Holders of this package** write a time that is `max_clock_skew` later than the time until which they rely
+  on the lease. So a client whose clock is ahead by less than that does not take a lock that is held.
+- **Holders of dyndbmutex** are dead when server time is `max_clock_skew` past their time. If responses have
+  no ``Date``, they count as alive until the lock is broken by hand. A holder whose clock is further behind
+  may lose its lock early, as it may to other dyndbmutex clients.
 
-Whoever has the same name holds the same lock there. Ours has the lease id in its name, so that nobody else has it.
+Two dyndbmutex clients with the same name hold the same lock. So the name of a holder of this package contains
+its lease id, which no other client has.
 """
 
 from __future__ import annotations
@@ -23,56 +25,62 @@ from airflow_dynamo_lock.core.foreign.item import Expiry
 from airflow_dynamo_lock.core.foreign.values import milliseconds, text
 from airflow_dynamo_lock.core.model.record import Holder
 
-_NOBODY = "__empty__"
-# How long DynamoDB keeps a lock that nobody uses, seconds.
+# The holder in the item of a free lock.
+_NO_HOLDER = "__empty__"
+# How long after the end of the lease DynamoDB may delete the item, in seconds.
 _TWO_DAYS = 2 * 24 * 3600
 
 
 class DynDBMutex(ForeignTable):
-    """See above."""
+    """The items of dyndbmutex. The mark is the holder's name, which a heartbeat does not change."""
 
     name = "dyndbmutex"
-    mark = "holder"
-    renewed = False
+    mark_attribute = "holder"
+    heartbeat_changes_mark = False
     default_partition_key = "lockname"
     ttl_attribute = "ttl"
-    free = ("attribute_not_exists(#pk) OR #holder = :nobody", {":nobody": _NOBODY})
+    free_condition = ("attribute_not_exists(#pk) OR #holder = :no_holder", {":no_holder": _NO_HOLDER})
 
-    def foreign(self, values: Mapping[str, Any]) -> Holder | None:
-        """See `ForeignTable`."""
+    def foreign_holder(self, values: Mapping[str, Any]) -> Holder | None:
+        """The holder that the item names, with the end of its lease; None if the lock is free.
+
+        The length of the lease is unknown, so the holder gets a length of 0, for which observation proves
+        nothing.
+        """
         owner = text(values, "holder")
-        if owner == _NOBODY:
+        if owner == _NO_HOLDER:
             return None
         ends_ms = milliseconds(values, "expire_ts")
         return Holder(
-            owner,
-            owner,
-            1,
-            0,
-            0,
-            f"{values['expire_ts']} {owner}",
+            lease_id=owner,
+            owner=owner,
+            slots=1,
+            lease_ms=0,
+            grace_ms=0,
+            version=f"{values['expire_ts']} {owner}",
             acquired_at_ms=None,
             expires_at_ms=ends_ms,
             ours=False,
         )
 
-    def unchanged(self, dead: Holder) -> tuple[str, Mapping[str, Any]]:
-        """See `ForeignTable`."""
+    def unchanged_condition(self, holder: Holder) -> tuple[str, Mapping[str, Any]]:
+        """Condition that the item has the same holder and the same end (see `foreign_holder`'s version)."""
         condition = "#holder = :seen_holder AND #expire_ts = :seen_end"
-        ends, _, _ = dead.version.partition(" ")
-        return condition, {":seen_holder": dead.owner, ":seen_end": json.loads(ends)}
+        end, _, _ = holder.version.partition(" ")
+        return condition, {":seen_holder": holder.owner, ":seen_end": json.loads(end)}
 
-    def marked(self, owner: str, lease_id: str, stamp: Stamp) -> str:
-        """See `ForeignTable`."""
+    def new_mark(self, owner: str, lease_id: str, stamp: Stamp) -> str:
+        """The owner and the lease id. Unlike the owner alone, no other client has both."""
         return f"{owner} {lease_id}"
 
     def expiries(self, stamp: Stamp) -> Sequence[Expiry]:
-        """See `ForeignTable`."""
+        """The end of the lease, later by `max_clock_skew`, in epoch milliseconds; and two days later the end
+        of the item, in epoch seconds."""
         return (
             Expiry("expire_ts", stamp.best_ms + self.max_clock_skew_ms, 1),
             Expiry("ttl", stamp.best_ms // 1000 + _TWO_DAYS, 1000),
         )
 
-    def emptied(self, stamp: Stamp) -> Mapping[str, Any]:
-        """See `ForeignTable`."""
-        return {"holder": _NOBODY, "expire_ts": 0, "ttl": stamp.best_ms // 1000 + _TWO_DAYS}
+    def released_attributes(self, stamp: Stamp) -> Mapping[str, Any]:
+        """A free lock keeps its item, without a holder, for two days."""
+        return {"holder": _NO_HOLDER, "expire_ts": 0, "ttl": stamp.best_ms // 1000 + _TWO_DAYS}

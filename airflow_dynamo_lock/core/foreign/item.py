@@ -1,14 +1,16 @@
-"""The item of a lock in another library's DynamoDB table: what the formats differ in, and how it is written."""
+"""The item of a lock in a DynamoDB table of another library: what each format defines, how the item is read,
+and the parts from which `core.foreign.dynamodb` builds its writes."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from airflow_dynamo_lock.core.effects import Operation, Request, Stamp, T
 from airflow_dynamo_lock.core.foreign.one_holder import OneHolder
+from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.arguments import checked_key
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
@@ -17,40 +19,111 @@ from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS, placeholder
 from airflow_dynamo_lock.core.table.items import read_holder
 from airflow_dynamo_lock.core.table.reads import TableReads
 
-#: The attribute of an item in a foreign table that only we write.
+#: Name of the attribute that this package adds to the item. Other libraries never write it.
 OURS = "airflow_dynamo_lock"
 
 
 @dataclass(frozen=True)
 class Expiry:
-    """An attribute that says when a lease, or an item, runs out: a time, plus the lease.
+    """An attribute with the end of a lease, or of an item: `base` plus the length of the lease.
 
-    :ivar base: what is added to the lease.
-    :ivar unit_ms: 1 if it is in milliseconds, 1000 if in seconds.
+    :ivar attribute: name of the attribute.
+    :ivar base: end of a lease of length 0, epoch time in the unit of the attribute.
+    :ivar unit_ms: unit of the attribute: 1 for milliseconds, 1000 for seconds.
     """
 
     attribute: str
     base: int
     unit_ms: int
 
-    def after(self, lease_ms: int) -> int:
-        """For a lease of that length."""
-        return self.base + -(-lease_ms // self.unit_ms)
+    def value(self, lease_ms: int) -> int:
+        """The value of the attribute for a lease of this length."""
+        return self.base + rounded_up(lease_ms, self.unit_ms)
 
     @property
-    def lease(self) -> str:
-        """The lease that the item shows, in that unit."""
+    def stored_lease(self) -> str:
+        """Path in the item at which `OURS` stores the length of the lease, in the unit of the attribute."""
         return "#ours.#lease_ms" if self.unit_ms == 1 else "#ours.#lease_s"
 
 
-@dataclass(frozen=True)
-class ForeignItem(TableReads, OneHolder):
-    """The DynamoDB table of another lock library.
+class ItemLayout(ABC):
+    """What a format defines: the attributes of the item of a lock.
 
-    :ivar max_clock_skew_ms: by how much longer than they are counted on leases are, where others go by the clock.
-    :ivar partition_key: the name of that key.
-    :ivar sort_key: the same; empty if the table has none. Then a lock's name is the partition key. Else it may be
-        ``partition key::sort key``; without ``::`` its sort key is `plain_sort`.
+    The *mark* of an item is the value of an attribute that other clients change when they acquire the lock.
+    """
+
+    default_partition_key: ClassVar[str]
+    default_sort_key: ClassVar[str] = ""
+    #: Sort key of a lock whose name does not contain ``::``.
+    default_sort_value: ClassVar[str] = "-"
+    ttl_attribute: ClassVar[str | None] = None
+    #: Name of the attribute with the mark.
+    mark_attribute: ClassVar[str]
+    #: Whether a heartbeat changes the mark as well.
+    heartbeat_changes_mark: ClassVar[bool] = True
+    #: Condition that the lock is free, and the values of the condition.
+    free_condition: ClassVar[tuple[str, Mapping[str, Any]]] = ("attribute_not_exists(#pk)", {})
+    #: Attributes that only the item of a free lock has. A grant removes them.
+    removed_on_grant: ClassVar[Sequence[str]] = ()
+
+    @abstractmethod
+    def foreign_holder(self, values: Mapping[str, Any]) -> Holder | None:
+        """The other library's holder; None if the lock is free. Not called while this package holds it.
+
+        :param values: decoded attributes of the item, by name.
+        :raises KeyError, TypeError, ValueError: an attribute is missing or damaged.
+        """
+
+    @abstractmethod
+    def new_mark(self, owner: str, lease_id: str, stamp: Stamp) -> str:
+        """The mark that a grant or a renewal of this package writes."""
+
+    def owner_attributes(self, owner: str) -> Mapping[str, Any]:
+        """The attributes that store the owner, in addition to the mark."""
+        return {}
+
+    def lease_attributes(self, lease_ms: int) -> Mapping[str, Any]:
+        """The attributes that store the length of the lease."""
+        return {}
+
+    def expiries(self, stamp: Stamp) -> Sequence[Expiry]:
+        """The attributes that store the end of the lease, or the end of the item's time to live."""
+        return ()
+
+    def unchanged_condition(self, holder: Holder) -> tuple[str, Mapping[str, Any]]:
+        """Condition that a foreign holder has not changed since it was read, and the condition's values."""
+        return f"#{self.mark_attribute} = :seen_mark", {":seen_mark": holder.version}
+
+    def released_attributes(self, stamp: Stamp) -> Mapping[str, Any] | None:
+        """The attributes that a release writes; None if a release deletes the item."""
+        return None
+
+    def data_attributes(self, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The attributes that store the lock's data; empty if the data are kept or removed."""
+        return {}
+
+    def removed_data(self, data: Mapping[str, Any] | None) -> list[str]:
+        """The attributes to remove: an empty map removes the data, None keeps them."""
+        return []
+
+    def read_data(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The lock's data; None if there are none."""
+        return None
+
+
+@dataclass(frozen=True)
+class ForeignItem(ItemLayout, TableReads, OneHolder):
+    """Reads and writes the items of a DynamoDB table of another library.
+
+    A holder of this package stores its lease in the attribute `OURS`, with a copy of the item's mark. The
+    lease counts only while the mark in the item equals the copy.
+
+    :ivar max_clock_skew_ms: if other clients compare the end of a lease with their host's clock, this package
+        writes an end that is this much later, milliseconds.
+    :ivar partition_key: name of the partition key; empty for the library's default.
+    :ivar sort_key: name of the sort key; empty for the library's default, which may be no sort key. Without
+        one, a lock's name is its partition key. With one, its name is ``partition key::sort key``, or the
+        partition key alone if the sort key is `default_sort_value`.
     """
 
     table: str
@@ -59,144 +132,95 @@ class ForeignItem(TableReads, OneHolder):
     sort_key: str = ""
     service: str = field(default="dynamodb", init=False)
 
-    #: What the sort key of a lock is whose name has none.
-    plain_sort: ClassVar[str] = "-"
-    #: The attribute that another holder never leaves as it was.
-    mark: ClassVar[str]
-    #: Whether it is another one after each sign of life, too.
-    renewed: ClassVar[bool] = True
-    default_partition_key: ClassVar[str]
-    default_sort_key: ClassVar[str] = ""
-    ttl_attribute: ClassVar[str | None] = None
-    #: In which a lock can be seen to be free: a condition, with its values.
-    free: ClassVar[tuple[str, Mapping[str, Any]]] = ("attribute_not_exists(#pk)", {})
-    #: The attributes that only a free lock has.
-    cleared: ClassVar[Sequence[str]] = ()
-
     def __post_init__(self) -> None:
         if not self.partition_key:
             object.__setattr__(self, "partition_key", self.default_partition_key)
         if not self.sort_key:
             object.__setattr__(self, "sort_key", self.default_sort_key)
 
-    @abstractmethod
-    def foreign(self, values: Mapping[str, Any]) -> Holder | None:
-        """Who holds the lock, if none of us does.
-
-        :raises TypeError, ValueError: that cannot be told.
-        """
-
-    @abstractmethod
-    def marked(self, owner: str, lease_id: str, stamp: Stamp) -> str:
-        """The `mark` of a lease of ours."""
-
-    def taken(self, owner: str, lease_ms: int) -> Mapping[str, Any]:
-        """What a holder writes besides his mark."""
-        return {}
-
-    def lasting(self, lease_ms: int) -> Mapping[str, Any]:
-        """What says how long the lease is."""
-        return {}
-
-    def expiries(self, stamp: Stamp) -> Sequence[Expiry]:
-        """What says when it ends, and when DynamoDB may delete it."""
-        return ()
-
-    def unchanged(self, dead: Holder) -> tuple[str, Mapping[str, Any]]:
-        """That a foreign holder is as he was seen: a condition, with its values."""
-        return f"#{self.mark} = :seen_mark", {":seen_mark": dead.version}
-
-    def emptied(self, stamp: Stamp) -> Mapping[str, Any] | None:
-        """What stands in a free lock's item; None if there is none."""
-        return None
-
-    def kept(self, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """The attributes that the data of a lock are in."""
-        return {}
-
-    def data_of(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The data of a lock."""
-        return None
-
-    def no_data(self, data: Mapping[str, Any] | None) -> list[str]:
-        """What is to be removed for an empty map of data."""
-        return []
-
     @property
     def keys(self) -> Sequence[tuple[str, str, str]]:
-        """See `Format`."""
+        """Name, role and type of the partition key, and of the sort key if there is one."""
         sort = [(self.sort_key, "RANGE", "S")] if self.sort_key else []
         return [(self.partition_key, "HASH", "S"), *sort]
 
     def checked_key(self, key: str) -> str:
-        """See `Format`."""
+        """Return the name of a lock if each part of it can be a key in this table.
+
+        :raises LockValueError: it cannot, or the same lock has a shorter name.
+        """
         partition, _, sort = checked_key(key).partition("::")
-        if self.sort_key and (not partition or (sort == self.plain_sort) or key.endswith("::")):
+        if self.sort_key and (not partition or sort == self.default_sort_value or key.endswith("::")):
             raise LockValueError(
-                f"A lock in the table {self.table!r} is named 'partition key::sort key', or by the partition key alone "
-                f"if the sort key is {self.plain_sort!r}; {key!r} is neither."
+                f"{key!r} cannot name a lock in the table {self.table!r}: use 'partition key::sort key', or "
+                f"the partition key alone if the sort key is {self.default_sort_value!r}."
             )
         return key
 
     def carry_out(self, operation: Operation[T]) -> Operation[T]:
-        """See `Format`."""
+        """Run an operation as it is: all requests are DynamoDB's own."""
         return operation
 
     def item_key(self, key: str) -> Mapping[str, Any]:
-        """See `TableReads`."""
+        """The key of a lock's item: the name's two parts, or the whole name if there is no sort key."""
         if not self.sort_key:
             return {self.partition_key: encode(key)}
         partition, _, sort = key.partition("::")
-        return {self.partition_key: encode(partition), self.sort_key: encode(sort or self.plain_sort)}
+        return {self.partition_key: encode(partition), self.sort_key: encode(sort or self.default_sort_value)}
 
     def name_of(self, item: Mapping[str, Any]) -> str:
-        """See `TableReads`."""
+        """The lock that an item, or the key of an item, belongs to; ``?`` if the partition key is missing."""
         partition = str(item.get(self.partition_key, {}).get("S", "?"))
-        sort = str(item.get(self.sort_key, {}).get("S", self.plain_sort))
-        return partition if sort == self.plain_sort else f"{partition}::{sort}"
+        sort = str(item.get(self.sort_key, {}).get("S", self.default_sort_value))
+        return partition if sort == self.default_sort_value else f"{partition}::{sort}"
 
     def record(self, item: Mapping[str, Any], server_ms: int | None) -> LockRecord:
-        """The lock that an item shows.
+        """The lock that an item shows, with one slot and without a token.
 
-        :raises LockRecordError: it shows none.
+        :raises LockRecordError: the item is not a lock of this format, or no name refers to it.
         """
+        name = self.name_of(item)
         try:
-            values = {name: decode(attribute) for name, attribute in item.items()}
-            holder = self._holder(values)
-            if any(item[name] != value for name, value in self.item_key(self.name_of(item)).items()):
-                raise ValueError("its keys have no name, for there is '::' in the partition key")
+            values = {attribute: decode(value) for attribute, value in item.items()}
+            holder = self._read_holder(values)
+            if any(item[attribute] != value for attribute, value in self.item_key(name).items()):
+                raise ValueError("no name refers to it, because its partition key contains '::'")
         except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as wrong:
-            why = f"{wrong} is missing" if isinstance(wrong, KeyError) else str(wrong)
+            why = f"its attribute {wrong} is missing" if isinstance(wrong, KeyError) else str(wrong)
             raise LockRecordError(
-                f"The item of the lock {self.name_of(item)!r} in table {self.table!r} is not one of the format "
-                f"{self.name!r} ({why}); it was left as it is: check the format, or look at the item before you delete "
-                "it."
+                f"The item of the lock {name!r} in table {self.table!r} is not a lock of the format "
+                f"{self.name!r} ({why}); it was not changed: check the table's format, or check the item "
+                "before you delete it."
             ) from wrong
         return LockRecord(
-            self.name_of(item),
+            name,
             capacity=1,
             available=0 if holder else 1,
             holders={holder.lease_id: holder} if holder else {},
             token=0,
-            data=self.data_of(values),
+            data=self.read_data(values),
             read_at_ms=server_ms,
         )
 
-    def _holder(self, values: Mapping[str, Any]) -> Holder | None:
-        ours = values.get(OURS)
-        if isinstance(ours, dict) and ours.get("mark") == values.get(self.mark) and ours.get("mark"):
+    def _read_holder(self, values: Mapping[str, Any]) -> Holder | None:
+        ours, mark = values.get(OURS), values.get(self.mark_attribute)
+        if isinstance(ours, dict) and mark and ours.get("mark") == mark:
             return read_holder(ours["lease_id"], ours)
-        return self.foreign(values)
+        return self.foreign_holder(values)
 
     def _unchanged(self, holder: Holder) -> tuple[str, Mapping[str, Any]]:
+        """Condition that a holder has not changed since it was read, and the values of the condition."""
         if not holder.ours:
-            return self.unchanged(holder)
-        return f"#ours.#version = :seen AND {self._mine}", {":seen": holder.version, ":me": holder.lease_id}
+            return self.unchanged_condition(holder)
+        return f"#ours.#version = :seen AND {self._held_by_me}", {
+            ":seen": holder.version,
+            ":me": holder.lease_id,
+        }
 
     @property
-    def _mine(self) -> str:
-        """That the lock is held by a lease of ours, `:me`."""
-        return f"#ours.#lease_id = :me AND #{self.mark} = #ours.#mark"
+    def _held_by_me(self) -> str:
+        """Condition that the lease with the id `:me` holds the lock."""
+        return f"#ours.#lease_id = :me AND #{self.mark_attribute} = #ours.#mark"
 
     def _renewal(
         self,
@@ -211,10 +235,16 @@ class ForeignItem(TableReads, OneHolder):
         data: Mapping[str, Any] | None = None,
         process: str = "",
     ) -> Request:
-        """A write that gives the lease a new version; `native` tells what it must not do when it arrives late.
+        """Give the lease a new version, and make further changes.
 
-        :param sets: in our own attribute.
-        :param lease_ms: how long the lease is from then on, if that changes.
+        A renewal that arrives late must not undo a newer one: see the native format's `RenewalWrites._renewal`.
+
+        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        :param condition: a further condition, which begins with ``AND``.
+        :param sets: further values in `OURS`, by path.
+        :param lease_ms: new length of the lease, milliseconds; None keeps it.
+        :param data: new data; None keeps them, an empty map removes them.
+        :param process: value of the placeholder ``#process``.
         """
         stamped = stamp.server_ms is not None
         if seen is not None:
@@ -226,34 +256,38 @@ class ForeignItem(TableReads, OneHolder):
             **({"renewed_at": stamp.server_ms} if stamped else {}),
             **(sets or {}),
         }
-        theirs: dict[str, Any] = {**self.kept(data)}
-        if self.renewed:
-            theirs[self.mark] = ours["mark"] = self.marked("", lease_id, stamp)
+        theirs = dict(self.data_attributes(data))
+        if self.heartbeat_changes_mark:
+            theirs[self.mark_attribute] = ours["mark"] = self.new_mark("", lease_id, stamp)
         if lease_ms is not None:
-            ours |= {"lease_ms": lease_ms, "lease_s": -(-lease_ms // 1000)}
-            theirs |= self.lasting(lease_ms)
+            ours |= {"lease_ms": lease_ms, "lease_s": rounded_up(lease_ms)}
+            theirs |= self.lease_attributes(lease_ms)
         values: dict[str, Any] = {
             ":me": lease_id,
             ":seen": seen,
             ":no_newer": stamp.best_ms + OVERTAKEN_MS,
             ":new_lease_ms": lease_ms,
         }
-        update = []
-        for index, (name, value) in enumerate(ours.items()):
-            update.append(f"#ours.#{name} = :ours{index}")
+        assignments = []
+        for index, (path, value) in enumerate(ours.items()):
+            assignments.append(f"#ours.#{path} = :ours{index}")
             values[f":ours{index}"] = value
         for index, expiry in enumerate(self.expiries(stamp)):
-            # A process that is inside counts on less than the lease, and must not shorten it for the others.
-            lease = f":lease{index}" if lease_ms is not None else expiry.lease
-            values |= {f":base{index}": expiry.base, f":lease{index}": -(-(lease_ms or 0) // expiry.unit_ms)}
-            update.append(f"#{expiry.attribute} = :base{index} + {lease}")
+            if lease_ms is not None:
+                assignments.append(f"#{expiry.attribute} = :expiry{index}")
+                values[f":expiry{index}"] = expiry.value(lease_ms)
+            else:
+                # DynamoDB adds the stored length. The sender's may be shorter: a process inside relies on the
+                # grace only, and must not shorten the lease for the other processes.
+                assignments.append(f"#{expiry.attribute} = :expiry{index} + {expiry.stored_lease}")
+                values[f":expiry{index}"] = expiry.base
         return self._write(
             key,
             theirs,
-            self._mine + order + condition,
+            self._held_by_me + order + condition,
             values,
-            more=update,
-            remove=[*([] if stamped else ["#ours.#renewed_at"]), *self.no_data(data)],
+            assignments=assignments,
+            remove=[*([] if stamped else ["#ours.#renewed_at"]), *self.removed_data(data)],
             process=process,
         )
 
@@ -264,24 +298,23 @@ class ForeignItem(TableReads, OneHolder):
         condition: str,
         values: Mapping[str, Any],
         *,
-        more: Sequence[str] = (),
+        assignments: Sequence[str] = (),
         remove: Sequence[str] = (),
         process: str = "",
     ) -> Request:
-        """An `UpdateItem`.
+        """A conditional `UpdateItem`.
 
-        :param sets: attributes of the item, by name.
-        :param more: further assignments.
-        :param remove: paths, or names of attributes.
+        :param sets: new values of attributes, by name.
+        :param values: values of the condition and of `assignments`, by placeholder.
+        :param assignments: further assignments.
+        :param remove: paths (with ``#``) or names of attributes.
         """
-        assigned = [f"#{name} = :{name}" for name in sets] + list(more)
-        gone = [path if path.startswith("#") else f"#{path}" for path in remove]
-        update = (f"SET {', '.join(assigned)} " if assigned else "") + (
-            f"REMOVE {', '.join(gone)}" if gone else ""
-        )
-        return self._request(
-            "UpdateItem", key, update, condition, {**values, **{f":{n}": v for n, v in sets.items()}}, process
-        )
+        assigned = [*(f"#{name} = :{name}" for name in sets), *assignments]
+        removed = [path if path.startswith("#") else f"#{path}" for path in remove]
+        clauses = [f"SET {', '.join(assigned)}"] if assigned else []
+        clauses += [f"REMOVE {', '.join(removed)}"] if removed else []
+        values = {**values, **{f":{name}": value for name, value in sets.items()}}
+        return self._request("UpdateItem", key, " ".join(clauses), condition, values, process)
 
     def _request(
         self,
@@ -292,8 +325,12 @@ class ForeignItem(TableReads, OneHolder):
         values: Mapping[str, Any],
         process: str = "",
     ) -> Request:
+        """A conditional write, without the values that its expressions do not use: DynamoDB refuses those.
+
+        :param update: update expression; empty for a `DeleteItem`.
+        """
         used = placeholders(f"{update} {condition}")
-        named = {"#pk": self.partition_key, "#ours": OURS, "#process": process}
+        names = {"#pk": self.partition_key, "#ours": OURS, "#process": process}
         sent = {alias: encode(value) for alias, value in values.items() if alias in used}
         return Request(
             action,
@@ -303,7 +340,7 @@ class ForeignItem(TableReads, OneHolder):
                 **({"UpdateExpression": update, "ReturnValues": "ALL_NEW"} if update else {}),
                 "ConditionExpression": condition,
                 "ExpressionAttributeNames": {
-                    alias: named.get(alias, alias[1:]) for alias in used if alias[0] == "#"
+                    alias: names.get(alias, alias[1:]) for alias in used if alias[0] == "#"
                 },
                 **({"ExpressionAttributeValues": sent} if sent else {}),
                 "ReturnValuesOnConditionCheckFailure": "ALL_OLD",

@@ -1,4 +1,4 @@
-"""Base of the formats of other lock libraries, whose locks have one holder, and no sets and queues."""
+"""Base of the formats of other lock libraries, whose locks have one holder, and neither sets nor queues."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from airflow_dynamo_lock.core.table.features import Feature
 
 
 class OneHolder:
-    """The requests that are never made, because the format does not have the feature."""
+    """The part of `Format` that such a format does not support.
+
+    `core.table.features.require` refuses these features before a request is built, so a call of one of these
+    methods is an error in this package.
+    """
 
     name: ClassVar[str]
     features: ClassVar[frozenset[Feature]] = frozenset({Feature.FORGET})
 
     def check_data(self, data: Mapping[str, Any]) -> None:
-        """Overridden by the format that stores data."""
+        """Accept all data: a format without `Feature.DATA` never receives any. One with it overrides this."""
 
     def _unsupported(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(f"The format {self.name!r} has no such request.")
+        raise NotImplementedError(
+            f"The format {self.name!r} does not support this request: check `features` first."
+        )
 
     acquire_slots = remove_dead = set_capacity = create = transaction = _unsupported
     take_ticket = take_exact_ticket = lower_head = clear_head = advance_head = _unsupported

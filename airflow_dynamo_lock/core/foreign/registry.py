@@ -25,11 +25,12 @@ def format_of(
 ) -> Format:
     """The table format called `name`, for one table.
 
-    :param table: the table; in the format ``s3``, the bucket.
+    :param table: name or ARN of the table; in the format ``s3``, name of the bucket.
     :param max_clock_skew_ms: largest difference between clocks, milliseconds.
     :param partition_key: name of the table's partition key; None for the default of the format's library.
     :param sort_key: name of the table's sort key; None for the default of the format's library.
-    :raises LockValueError: there is no such format, or its keys cannot be named.
+    :raises LockValueError: there is no such format, its keys cannot be named, or the name of the table is not
+        valid.
     """
     if name == NATIVE and not (partition_key or sort_key):
         return NativeFormat(checked_table(table))
@@ -38,17 +39,23 @@ def format_of(
 
         return S3Objects(checked_table(table), max_clock_skew_ms)
     if name in (NATIVE, "s3"):
-        raise LockValueError(f"The format {name!r} has its own keys: give no partition_key and no sort_key.")
-    return _foreign(name)(checked_table(table), max_clock_skew_ms, partition_key or "", sort_key or "")
+        raise LockValueError(
+            f"The names of the keys are fixed in the format {name!r}: give no partition_key and no sort_key."
+        )
+    return _table_format(name)(checked_table(table), max_clock_skew_ms, partition_key or "", sort_key or "")
 
 
 def service_of(name: str) -> str:
-    """The AWS service of a format, as the SDK names it."""
+    """The AWS service on which a format stores its locks, as the SDK names it."""
     return "s3" if name == "s3" else "dynamodb"
 
 
-def _foreign(name: str) -> type[ForeignTable]:
-    # Only the one that is needed is imported; most processes need none.
+def _table_format(name: str) -> type[ForeignTable]:
+    """The class of a foreign format on DynamoDB.
+
+    :raises LockValueError: there is no such format.
+    """
+    # Imported on demand, because most processes use the native format only.
     match name:
         case "amazon-lock-client":
             from airflow_dynamo_lock.core.foreign.amazon_lock_client import AmazonLockClient
@@ -66,4 +73,4 @@ def _foreign(name: str) -> type[ForeignTable]:
             from airflow_dynamo_lock.core.foreign.awsflock import AwsFlock
 
             return AwsFlock
-    raise LockValueError(f"There is no format {shown(name)}; there are {', '.join(FORMATS)}.")
+    raise LockValueError(f"There is no table format {shown(name)}: use one of {', '.join(FORMATS)}.")

@@ -1,4 +1,7 @@
-"""Reading the values that other lock libraries write."""
+"""Checks and conversions of the values that other lock libraries write.
+
+The errors complete the sentence "The item is not a lock, because …".
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,41 @@ from airflow_dynamo_lock.core.model.limits import LAST_MS
 
 
 def text(values: Mapping[str, Any], name: str) -> str:
-    """An attribute that is to be text."""
+    """An attribute that must be text.
+
+    :raises KeyError: the attribute is missing.
+    :raises TypeError: it is not text.
+    """
     if not isinstance(values[name], str):
         raise TypeError(f"its attribute {name!r} is not text")
     return str(values[name])
 
 
 def milliseconds(values: Mapping[str, Any], name: str, unit_ms: int = 1) -> int:
-    """An attribute that is to be a time or a duration, in milliseconds; the last time of all, if it is later.
+    """An attribute that must be a time or a duration, in milliseconds; at most `LAST_MS`.
 
-    :param unit_ms: 1000 if it is in seconds.
+    :param unit_ms: unit of the attribute: 1 for milliseconds, 1000 for seconds.
+    :raises KeyError: the attribute is missing.
+    :raises TypeError, ValueError: it is neither a time nor a duration.
     """
     return checked_ms(name, values[name], unit_ms)
 
 
 def checked_ms(name: str, value: Any, unit_ms: int = 1) -> int:
-    """See `milliseconds`.
+    """A value that must be a time or a duration, in milliseconds; at most `LAST_MS`.
 
-    :raises TypeError, ValueError: it can be neither.
+    :param name: name of the value, for the error.
+    :param unit_ms: unit of the value: 1 for milliseconds, 1000 for seconds.
+    :raises TypeError, ValueError: the value is neither a time nor a duration.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"its attribute {name!r} is not a number")
-    if not value >= 0:
-        raise ValueError(f"its attribute {name!r} is no time")
-    # There are programs that hold a lock "for ever".
+    if not value >= 0:  # true for NaN as well
+        raise ValueError(f"its attribute {name!r} is neither a time nor a duration")
+    # Some programs write an end far beyond the year 9999, for a lock that never expires.
     return int(min(value * unit_ms, LAST_MS))
+
+
+def rounded_up(milliseconds: int, unit_ms: int = 1000) -> int:
+    """Milliseconds in whole units of `unit_ms` milliseconds (seconds by default), rounded up."""
+    return -(-milliseconds // unit_ms)
