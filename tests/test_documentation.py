@@ -61,9 +61,9 @@ def client(endpoint_url: str) -> LockClient:
 
 
 def test_their_python_runs(endpoint_url: str, tmp_path: Path) -> None:
-    # operations.md is about a lock that somebody holds, and breaks it.
+    # runbook.md is about a lock that somebody holds, and breaks it.
     client(endpoint_url).try_acquire("warehouse/orders")
-    pages = sorted(WITH_PYTHON, key=lambda page: page.name != "operations.md")
+    pages = sorted(WITH_PYTHON, key=lambda page: page.name != "runbook.md")
     done = run_forked(
         ["\n".join(blocks(page, "python")) for page in pages],
         preload="import airflow.sdk, boto3",
@@ -133,7 +133,7 @@ def test_connection_fields_are_all_described() -> None:
 
 
 def test_errors_are_all_described() -> None:
-    described = {code(row[0])[0] for row in table(ROOT / "docs" / "operations.md", "What the errors say")}
+    described = {code(row[0])[0] for row in table(ROOT / "docs" / "runbook.md", "What the errors say")}
     assert described == {
         name for name in airflow_dynamo_lock.__all__ if name.endswith("Error") and name != "LockError"
     }
@@ -150,6 +150,6 @@ def test_log_lines_are_those_that_the_code_writes() -> None:
         for node in ast.walk(ast.parse(source.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    for row in table(ROOT / "docs" / "operations.md", "What the log says"):
+    for row in table(ROOT / "docs" / "runbook.md", "What the log says"):
         (line,) = code(row[0])
         assert any(text.startswith(line.removesuffix("…").rstrip()) for text in written), line
