@@ -190,7 +190,7 @@ def test_numbers_beyond_all_measure(huge: Any) -> None:
 
 @pytest.mark.parametrize("values", [{}, {"key": "k"}, None, 17, "text", ["list"]])
 def test_what_is_no_lease_is_not_taken_for_one(values: Any) -> None:
-    with pytest.raises(LockValueError, match="not what a task that acquires a lock has as its result"):
+    with pytest.raises(LockValueError, match="not the result of a task that acquires a lock"):
         Lease.from_dict(values)
 
 

@@ -216,7 +216,7 @@ class S3Objects(S3Requests, OneHolder):
     ) -> Request:
         """Give the lease a new version, and make further changes.
 
-        A renewal that arrives late must not undo a newer one: see the native format's `RenewalWrites._renewal`.
+        A renewal that arrives late must not undo a newer one (`core.table.renewal_writes` explains this).
 
         :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
         :param unless_draining: refuse the renewal if the lease is draining.

@@ -32,7 +32,7 @@ _NOT_DRAINING = " AND attribute_not_exists(#ours.#draining)"
 
 @dataclass(frozen=True)
 class ForeignTable(ForeignItem):
-    """Builds the requests on a DynamoDB table of another library. Subclasses define the formats' attributes."""
+    """Builds the requests on a DynamoDB table of another library. A subclass defines the attributes."""
 
     def acquire_idle(
         self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY

@@ -64,7 +64,7 @@ class DynDBMutex(ForeignTable):
         )
 
     def unchanged_condition(self, holder: Holder) -> tuple[str, Mapping[str, Any]]:
-        """Condition that the item has the same holder and the same end (see `foreign_holder`'s version)."""
+        """Condition that the item has the same holder and the same end. The version contains both."""
         condition = "#holder = :seen_holder AND #expire_ts = :seen_end"
         end, _, _ = holder.version.partition(" ")
         return condition, {":seen_holder": holder.owner, ":seen_end": json.loads(end)}

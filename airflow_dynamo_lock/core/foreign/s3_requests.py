@@ -39,7 +39,7 @@ _FIELDS = {"expire", "lock_time", "release_time", "owner"}
 
 
 class _NotALockError(LockRecordError):
-    """The object does not have the fields of a lock. A listing skips it: a bucket may contain other objects."""
+    """The object does not have the fields of a lock. A listing skips it, as any other file in the bucket."""
 
 
 @dataclass(frozen=True)
