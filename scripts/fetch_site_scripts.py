@@ -1,7 +1,7 @@
 """Fetch the scripts of the documentation site into ``.cache/site-scripts``, so that its pages load none from elsewhere.
 
-Each comes in an npm package, whose digest is compared with the one below before a file is unpacked. Does nothing for a
-file that is there already.
+Each script is a file of an npm package. The package's digest is compared with the one below before the file is unpacked.
+A script that exists already is not fetched again, and scripts that are no longer listed are deleted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ TARGET = Path(__file__).parents[1] / ".cache" / "site-scripts"
 
 
 def fetch(package: str, sha256: str, member: str, target: Path) -> None:
-    """Unpack one file of a package to `target`."""
+    """Fetch a package, and unpack one of its files to `target`.
+
+    :raises SystemExit: npm could not fetch the package, or its digest is wrong.
+    """
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         if npm(["pack", package, "--silent", "--pack-destination", directory]) != 0:
             sys.exit(f"npm could not fetch {package}.")
         (archive,) = Path(directory).glob("*.tgz")
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         if digest != sha256:
-            sys.exit(f"{package} is not the package that was tested: its SHA-256 is {digest}, not {sha256}.")
+            sys.exit(f"{package} is not the version that was tested: its SHA-256 is {digest}, not {sha256}.")
         with tarfile.open(archive) as files:
             files.extract(member, directory, filter="data")
         # Renamed in one step, so that a file that is there is complete.

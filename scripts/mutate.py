@@ -149,7 +149,7 @@ def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> st
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         # The tests too: whatever Python is started in the repository finds the repository's package first.
         # Compiled as they are: the times of the files are copied, so only the mutant's module is compiled anew.
-        for copied in (PACKAGE, "tests"):
+        for copied in (PACKAGE, "deployments", "docs", "proof", "tests"):
             shutil.copytree(ROOT / copied, Path(folder, copied))
         shutil.copy(ROOT / "pyproject.toml", folder)
         if mutant is not None:
