@@ -81,7 +81,7 @@ def speed(results: Mapping[str, Any], path: Path) -> None:
 def handover(results: Mapping[str, Any], path: Path) -> None:
     """Draw the times from release to the next grant: a dot for the median, a line to the 99th percentile."""
     part = results["handover"]
-    figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 3.4), width_ratios=[1, 1, 0.8], sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 3.4), width_ratios=[1, 1, 0.9], sharey=True)
     for axis, contenders in zip(axes, ("2", "50"), strict=False):
         for row, (name, each) in enumerate(part[contenders].items()):
             axis.plot([each["p50"], each["p99"]], [row, row], color=COLOURS[name], linewidth=3, alpha=0.45)
@@ -94,7 +94,7 @@ def handover(results: Mapping[str, Any], path: Path) -> None:
     _bars(
         axes[2],
         {name: each["per_handover"]["requests"] for name, each in part["50"].items()},
-        "Requests per hand-over (50)",
+        "Requests, 50 contenders",
         "{:.0f}",
     )
     _save(figure, path)

@@ -1,1 +1,1 @@
-"""The releases of Airflow that the package supports, each under its own pins: `make matrix`."""
+"""Tests of the package in each supported release of Airflow, with that release's pinned packages: `make matrix`."""

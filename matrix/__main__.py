@@ -1,8 +1,9 @@
-"""`python -m matrix`: test the package in each release of Airflow, under that release's own pins.
+"""``python -m matrix``: test the package in each release of Airflow, with that release's pinned packages.
 
-Each environment is made, or brought up to date, and then runs the tests of the Airflow layer, the example DAGs, the
-demo, and a real deployment through the cases of `tests/airflow`. Two environments run side by side: most of it is
-waiting. The output is a table of cases and environments. Exits with 1 if a test failed.
+For each release, the program creates or updates a virtual environment, and runs the tests of the Airflow layer, the
+example DAGs, the demo, and the cases of `tests/airflow` in a real deployment. Two environments run at the same time,
+because the tests spend most of their time waiting. The output is a table of cases and environments. The exit code is 1
+if a test failed, and 2 if an environment could not be installed.
 """
 
 from __future__ import annotations
@@ -25,24 +26,30 @@ AT_ONCE = 2
 
 
 def main() -> int:
-    """Do what the command line says; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m matrix", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", metavar="AIRFLOW", help="a release, 'production' or 'lowest'; all by default"
+    """Run the command line, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m matrix",
+        description="Test the package in each release of Airflow, with that release's pinned packages.",
     )
     parser.add_argument(
-        "--lock", action="store_true", help="write the pins of each release anew, and test nothing"
+        "names",
+        nargs="*",
+        metavar="AIRFLOW",
+        help="release of Airflow, 'production' or 'lowest' (default: all)",
     )
     parser.add_argument(
-        "--page", action="store_true", help="write the last result of every environment into docs/versions.md"
+        "--lock", action="store_true", help="resolve the pins of each release again, and run no tests"
     )
-    parser.add_argument("-k", metavar="EXPRESSION", help="only the tests that match, as in pytest")
+    parser.add_argument(
+        "--page", action="store_true", help="write the last results of all environments into docs/versions.md"
+    )
+    parser.add_argument("-k", metavar="EXPRESSION", help="run only the tests that match, as in pytest")
     parser.add_argument(
         "--short",
         dest="k",
         action="store_const",
         const=SHORT,
-        help="only the cases that have differed between releases",
+        help="run only the cases that have differed between releases",
     )
     options = parser.parse_args()
     console = Console(highlight=False)
@@ -53,10 +60,12 @@ def main() -> int:
                 environment.lock()
             return 0
         for environment in environments:
-            console.print(f"{environment.name}: installing Airflow {environment.airflow} under its own pins")
+            console.print(
+                f"{environment.name}: installing Airflow {environment.airflow} with its pinned packages"
+            )
             environment.install()
-    except MatrixError as wrong:
-        print(wrong, file=sys.stderr)
+    except MatrixError as error:
+        print(error, file=sys.stderr)
         return 2
     with Running() as running:
         reports = list(running.reports(environments, options.k, console))
@@ -72,7 +81,7 @@ def main() -> int:
 
 
 class Running:
-    """The test processes that run at the moment; those that are left at the end are ended."""
+    """Runs the tests of several environments. At the end of a ``with`` block, it stops the processes that still run."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -83,30 +92,30 @@ class Running:
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
             if process.poll() is None:
-                # The tests then stop what they have started.
+                # On SIGINT, pytest stops the processes that the tests have started.
                 os.killpg(process.pid, signal.SIGINT)
                 process.wait()
 
     def reports(
         self, environments: Sequence[Environment], expression: str | None, console: Console
     ) -> Sequence[Report]:
-        """Run the tests in each environment."""
+        """Run the tests of each environment, `AT_ONCE` at a time, and return their reports in this order."""
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
-            running = [pool.submit(self._run, each, expression, console) for each in environments]
-            return [each.result() for each in running]
+            futures = [pool.submit(self._run, each, expression, console) for each in environments]
+            return [each.result() for each in futures]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, environment: Environment, expression: str | None, console: Console) -> Report:
         report = Report(environment)
         report.path.unlink(missing_ok=True)
-        console.print(f"{environment.name}: testing; the output goes to {report.output}", soft_wrap=True)
+        console.print(f"{environment.name}: testing, with the output in {report.output}", soft_wrap=True)
         command = [str(environment.python), "-m", "pytest", "--numprocesses", "2", *environment.tests]
         command += ["--junitxml", str(report.path), "--basetemp", str(environment.folder / "tests")]
         command += ["-o", f"cache_dir={environment.folder / 'pytest'}"]
         if expression:
-            command += ["-k", expression]  # in the place of one that the environment has
+            command += ["-k", expression]  # overrides the one of the environment
         with report.output.open("wb") as output:
             process = subprocess.Popen(
                 command,

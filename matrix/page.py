@@ -1,4 +1,4 @@
-"""Parts of a page that a command writes, between two marks."""
+"""Generated parts of Markdown pages, between two markers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 
 def replace_part(page: Path, command: str, text: str) -> None:
-    """Put `text` between the marks of that command.
+    """Replace the text between the markers of a command.
 
-    :raises ValueError: the page has no such marks.
+    :param command: the command that generates the text, as the markers name it.
+    :raises ValueError: the page has no such markers.
     """
     begin, end = f"<!-- begin: {command} -->\n", f"<!-- end: {command} -->\n"
     content = page.read_text()
     if begin not in content or end not in content:
         raise ValueError(
-            f"{page.name} has no part between {begin.strip()!r} and {end.strip()!r}: add the marks."
+            f"{page.name} has no part between {begin.strip()!r} and {end.strip()!r}: add these two lines to it."
         )
     before, _, rest = content.partition(begin)
     _, _, after = rest.partition(end)
@@ -23,9 +24,9 @@ def replace_part(page: Path, command: str, text: str) -> None:
 
 
 def as_markdown(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: bool = False) -> str:
-    """A table.
+    """Return a Markdown table.
 
-    :param numbers: all columns but the first are aligned to the right.
+    :param numbers: whether to align all columns but the first to the right.
     """
     rules = ["---", *(["---:" if numbers else "---"] * (len(heads) - 1))]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in [heads, rules, *rows])

@@ -1,8 +1,9 @@
-"""Which environments the matrix has, and what is pinned in each.
+"""The environments of the matrix, and the versions that are pinned in each.
 
-A release's own pins are what its dependencies resolve to on the days after it came out: a fair copy of the constraint
-file that comes with it. `lock` writes them into ``requirements/airflow-*.txt``. One more environment has the oldest
-version of everything that the package allows, to prove the lower bounds in pyproject.toml.
+The pins of a release are the versions to which its dependencies resolve if packages that were uploaded later are
+ignored. They are nearly those of the release's constraint file. `Environment.lock` writes them into
+``requirements/airflow-*.txt``. The environment ``lowest`` has the oldest version of each dependency that the package
+allows, to test the lower bounds in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 UV = [sys.executable, "-m", "uv"]
 
-#: What depends on Airflow: a real deployment, the example DAGs, and the package's Airflow layer.
+#: Tests that depend on Airflow: real deployments, the example DAGs, and the package's Airflow layer.
 AIRFLOW_TESTS = (
     "tests/airflow/test_group.py",
     "tests/airflow/test_releases.py",
@@ -30,7 +31,7 @@ AIRFLOW_TESTS = (
     "tests/test_example_dags.py",
     "tests/test_packaging.py",
 )
-#: What depends on the other libraries, on the embedded DynamoDB.
+#: Tests that depend on the other dependencies, with the embedded DynamoDB.
 UNIT_TESTS = (
     "tests/client",
     "tests/layer",
@@ -44,7 +45,7 @@ UNIT_TESTS = (
     "not dynamodb-local",
 )
 
-#: With ``--short``: the Airflow layer, and in a real deployment one case of everything that differs between releases.
+#: Tests for ``--short``: the Airflow layer, and one case in a real deployment for each difference between releases.
 SHORT = (
     "not dynamodb-local and (layer or test_packaging or test_example_dags or (cli and test_airflow) "
     "or work_runs_only_under_the_lease or acquire_is_marked_failed or a_group_waits or operator-5 "
@@ -53,19 +54,19 @@ SHORT = (
 
 
 class MatrixError(Exception):
-    """An environment cannot be made; says why, and what to do."""
+    """An environment cannot be chosen, locked or installed. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """An Airflow to test in.
+    """A virtual environment with Airflow, in which tests run.
 
-    :ivar name: the release, or what else makes it different.
-    :ivar airflow: the release.
-    :ivar pinned: packages uploaded later than this day are not used.
-    :ivar pythons: versions that the release supports; the first one that this machine has is used.
-    :ivar tests: arguments of pytest.
-    :ivar oldest: whether each dependency of the package is in the oldest version that it allows.
+    :ivar name: the release of Airflow, or another name if there are several environments with that release.
+    :ivar airflow: the release of Airflow.
+    :ivar pinned: date; packages that were uploaded later are ignored.
+    :ivar pythons: versions of Python that the release supports. The first one that is installed here is used.
+    :ivar tests: arguments for pytest.
+    :ivar oldest: whether to use the oldest version of each dependency that the package allows.
     """
 
     name: str
@@ -77,12 +78,12 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter, once it is installed."""
+        """The Python interpreter, once the environment is installed."""
         return self.folder / "venv" / "bin" / "python"
 
     @property
     def python_version(self) -> str:
-        """The version of its interpreter, once it is installed."""
+        """The version of the Python interpreter, once the environment is installed."""
         settings = (self.folder / "venv" / "pyvenv.cfg").read_text()
         return next(
             line.partition("=")[2].strip() for line in settings.splitlines() if line.startswith("version")
@@ -90,63 +91,60 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where it is, with the reports of its tests."""
+        """The folder of the environment and of its test reports."""
         return ROOT / ".cache" / "matrix" / self.name
 
     @property
     def lock_file(self) -> Path:
-        """Its pins."""
+        """The file with the pinned versions."""
         return ROOT / "requirements" / f"airflow-{self.name}.txt"
 
     def lock(self) -> None:
-        """Write its pins anew."""
-        compile_: tuple[str | Path, ...] = (
-            *UV,
-            "pip",
-            "compile",
-            "--quiet",
-            "--universal",
-            "--python-version",
-            "3.11",
-        )
-        compile_ += ("--exclude-newer", self.pinned, "--extra", "embedded", "pyproject.toml")
+        """Resolve the pinned versions again, and write them.
+
+        :raises MatrixError: the versions cannot be resolved.
+        """
+        pip_compile: list[str | Path] = [*UV, "pip", "compile", "--quiet"]
+        pip_compile += ["--universal", "--python-version", "3.11"]
+        pip_compile += ["--exclude-newer", self.pinned, "--extra", "embedded", "pyproject.toml"]
         with tempfile.NamedTemporaryFile(suffix=".txt") as oldest:
             if self.oldest:
-                # Not those of the tools that the tests need: they have no lower bounds.
-                _run(*compile_, "--resolution", "lowest-direct", "--output-file", oldest.name)
+                # Only the package's own dependencies: the tools of the tests have no lower bounds.
+                _run(*pip_compile, "--resolution", "lowest-direct", "--output-file", oldest.name)
             _run(
-                *(*compile_, self.lock_file.with_suffix(".in"), "--constraint", oldest.name),
+                *(*pip_compile, self.lock_file.with_suffix(".in"), "--constraint", oldest.name),
                 *("--generate-hashes", "--no-annotate", "--no-emit-index-url"),
                 *("--custom-compile-command", "make lock", "--output-file", self.lock_file),
             )
 
     def install(self) -> None:
-        """Make it, or bring it up to date.
+        """Create or update the environment.
 
-        :raises MatrixError: this machine has no Python for it, or a package cannot be had.
+        :raises MatrixError: no suitable Python is installed, or a package cannot be installed.
         """
         if not self.python.exists():
             _run(*UV, "venv", "--quiet", "--python", self._find_python(), self.folder / "venv")
-        into: tuple[str | Path, ...] = (*UV, "pip", "install", "--quiet", "--python", self.python)
-        _run(*into, "--require-hashes", "--requirement", self.lock_file)
-        _run(*into, "--no-deps", "--no-build-isolation", "--editable", ROOT)
+        pip_install: tuple[str | Path, ...] = (*UV, "pip", "install", "--quiet", "--python", self.python)
+        _run(*pip_install, "--require-hashes", "--requirement", self.lock_file)
+        _run(*pip_install, "--no-deps", "--no-build-isolation", "--editable", ROOT)
 
     def _find_python(self) -> Path | str:
+        """Return the first installed interpreter of a version that the release supports."""
         for version in self.pythons:
             for python in _interpreters(version):
                 with suppress(OSError):
-                    # Being on PATH proves nothing: pyenv has commands there for Pythons that do not run.
-                    trial = [python, "-c", "import sqlite3, ssl, venv"]
-                    asked = subprocess.run(trial, capture_output=True, check=False)
-                    if asked.returncode == 0:
+                    # A command on PATH may not work: pyenv has commands for all versions, active or not.
+                    check = [python, "-c", "import sqlite3, ssl, venv"]
+                    done = subprocess.run(check, capture_output=True, check=False)
+                    if done.returncode == 0:
                         return python
         raise MatrixError(
-            f"Airflow {self.airflow} needs Python {' or '.join(self.pythons)}, and none of them runs here: "
+            f"Airflow {self.airflow} needs Python {' or '.join(self.pythons)}, and none of them is installed: "
             "install one, and put it on PATH."
         )
 
 
-#: All of them. Together they use each Python that the package supports.
+#: All environments. Together they use each version of Python that the package supports.
 ENVIRONMENTS = (
     Environment("3.0.6", "3.0.6", "2025-09-01", ("3.12", "3.11")),
     Environment("3.1.8", "3.1.8", "2026-03-14", ("3.12", "3.11", "3.13")),
@@ -158,6 +156,7 @@ ENVIRONMENTS = (
 
 
 def _interpreters(version: str) -> Iterator[Path | str]:
+    """Return the candidates: the command on PATH, and the versions that pyenv has installed."""
     yield f"python{version}"
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     yield from sorted(root.glob(f"versions/{version}.*/bin/python"))
@@ -170,9 +169,9 @@ def _run(*command: str | Path) -> None:
 
 
 def chosen(names: Sequence[str]) -> tuple[Environment, ...]:
-    """The environments of these names; of no names, all.
+    """Return the environments with these names, or all environments if there are no names.
 
-    :raises MatrixError: there is none of that name.
+    :raises MatrixError: there is no environment of that name.
     """
     known = {each.name: each for each in ENVIRONMENTS}
     if unknown := set(names) - set(known):

@@ -1,4 +1,4 @@
-"""What the tests of each environment came to: a table of cases and environments, for the terminal and for docs/."""
+"""The results of the matrix: a table of cases and environments, for the terminal and for docs/versions.md."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from matrix.page import as_markdown, replace_part
 from matrix.releases import ROOT, Environment
 
 PAGE = ROOT / "docs" / "versions.md"
-# Each test of these files is a row; the tests of each other file are one row together.
+# Each test of these modules has a row of its own. The tests of all other modules are counted, in groups.
 _CASES = ("tests.airflow.", "tests.test_demo")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One test.
+    """The result of one test.
 
+    :ivar file: the module, such as ``tests.airflow.test_group``.
+    :ivar name: the test function, with its parameters.
     :ivar outcome: ``passed``, ``failed`` or ``skipped``.
-    :ivar seconds: what it has measured, if anything.
+    :ivar seconds: the time that the test has measured, or None. It is not the duration of the test.
     """
 
     file: str
@@ -34,23 +36,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """What pytest has written of one environment."""
+    """The results of the last test run in one environment."""
 
     environment: Environment
 
     @property
     def path(self) -> Path:
-        """As XML."""
+        """The file with pytest's report, as XML."""
         return self.environment.folder / "report.xml"
 
     @property
     def output(self) -> Path:
-        """What it printed."""
+        """The file with pytest's output."""
         return self.environment.folder / "output.txt"
 
     @cached_property
     def cases(self) -> list[Case]:
-        """All tests that ran; none if pytest was stopped."""
+        """The results of all tests; empty if there is no report, because pytest was stopped."""
         if not self.path.exists():
             return []
         root = ElementTree.parse(self.path).getroot()  # noqa: S314 - our own file
@@ -58,34 +60,34 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether tests ran, and none failed."""
+        """Whether at least one test passed, and none failed."""
         return self.count("passed") > 0 and self.count("failed") == 0
 
     def count(self, outcome: str) -> int:
-        """How many tests ended so."""
+        """Return the number of tests with this outcome."""
         return sum(case.outcome == outcome for case in self.cases)
 
     @cached_property
     def cells(self) -> dict[str, str]:
-        """What the table says: row → result."""
+        """The column of this environment in the table: row → result."""
         if not self.cases:
             return {}
         cells = {"Python": self.environment.python_version}
-        together: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for case in self.cases:
             if case.file.startswith(_CASES):
                 sign = {"passed": "✓", "failed": "FAILED", "skipped": "–"}[case.outcome]
                 cells[_in_words(case.name)] = f"{case.seconds} s" if case.seconds and sign == "✓" else sign
             else:
-                together.setdefault(_group(case.file), []).append(case.outcome)
-        for group, outcomes in together.items():
+                groups.setdefault(_group(case.file), []).append(case.outcome)
+        for group, outcomes in groups.items():
             failed = outcomes.count("failed")
             cells[group] = f"{failed} FAILED" if failed else f"{outcomes.count('passed')} passed"
         return cells
 
 
 def as_table(reports: Sequence[Report]) -> Table:
-    """For the terminal."""
+    """Return the table for the terminal."""
     table = Table("", *(report.environment.name for report in reports))
     for row in _rows(reports):
         table.add_row(row, *(report.cells.get(row, "not run") for report in reports))
@@ -93,12 +95,13 @@ def as_table(reports: Sequence[Report]) -> Table:
 
 
 def write_page(reports: Sequence[Report]) -> None:
-    """Put it into docs/versions.md, between its two marks."""
+    """Write the table into docs/versions.md, between its markers."""
     rows = [[row, *(report.cells.get(row, "not run") for report in reports)] for row in _rows(reports)]
     replace_part(PAGE, "make matrix", as_markdown(["", *(each.environment.name for each in reports)], rows))
 
 
 def _rows(reports: Sequence[Report]) -> list[str]:
+    """Return the rows of all reports, in the order in which they first appear."""
     return list(dict.fromkeys(row for report in reports for row in report.cells))
 
 
@@ -110,12 +113,14 @@ def _case(element: ElementTree.Element) -> Case:
 
 
 def _in_words(test: str) -> str:
+    """Return the row's label: ``test_a_task_fails[a-b]`` becomes ``a task fails (a-b)``."""
     name, _, parameters = test.partition("[")
     words = name.removeprefix("test_").replace("_", " ")
     return f"{words} ({parameters.removesuffix(']')})" if parameters else words
 
 
 def _group(file: str) -> str:
+    """Return the label of the group to which the tests of a module belong."""
     names = {
         "tests.client": "clients",
         "tests.layer": "Airflow layer",

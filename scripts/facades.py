@@ -1,7 +1,7 @@
 """``python scripts/facades.py``: generate the modules of `client/_sync` from those of `client/_async`.
 
-The clients differ only in `await`, and in whether tasks or threads run an operation. With ``--check``, the script writes
-nothing, and fails if the generated modules are out of date.
+The clients differ only in `await`, and in whether tasks or threads run an operation. With ``--check``, the script
+writes nothing, and fails if the generated modules are out of date.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Generate the methods of LockClient from those of AsyncLockClient."
     )
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail if a module is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, and fail if a module is out of date"
+    )
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))

@@ -1,7 +1,7 @@
 """Fetch the scripts of the documentation site into ``.cache/site-scripts``, so that its pages load none from elsewhere.
 
-Each script is a file of an npm package. The package's digest is compared with the one below before the file is unpacked.
-A script that exists already is not fetched again, and scripts that are no longer listed are deleted.
+Each script is a file of an npm package, whose digest is compared with the one below before the file is unpacked. A
+script that exists already is not fetched again, and scripts that are no longer listed are deleted.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""``python scripts/mutate.py``: change the core in one place, and see whether histories or unit tests notice.
+"""Mutation tests: change one place of the core at a time, and check that a simulated history or a unit test fails.
 
-python scripts/mutate.py --list                       # all mutants, one a line
-python scripts/mutate.py --sample 40 --seed 1         # forty of them, chosen by that seed
+python scripts/mutate.py --list                       # list all mutants
+python scripts/mutate.py --sample 40 --seed 1         # try 40 mutants, chosen at random
 python scripts/mutate.py --module native --histories 400
-python scripts/mutate.py --again before.txt           # those that survive in that output of an earlier run
-python scripts/mutate.py --again before.txt --explain # their names, for scripts/survivors.txt
+python scripts/mutate.py --again before.txt           # try the mutants that survived in the output of an earlier run
+python scripts/mutate.py --again before.txt --explain # list their names, for scripts/survivors.txt
 
-A mutant is a comparison, a boolean operator, a number, or a clause of a DynamoDB condition that was changed. It is
-killed by the first simulated history, or by the first test of `tests/core`, that fails. A survivor fails the run
-unless `scripts/survivors.txt` says why it does no harm. Each mutant runs on a copy of the package.
+A mutant is a module of the core in which one comparison, boolean operator, number, or clause of a DynamoDB condition is
+changed. It is killed if a simulated history or a test of `tests/core` fails, and survives otherwise. The run fails if a
+mutant survives, unless `scripts/survivors.txt` explains why it does no harm. Each mutant runs in a copy of the package.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "airflow_dynamo_lock"
 CORE = ROOT / PACKAGE / "core"
 SURVIVES, EXPLAINED = "SURVIVES", "survives, as scripts/survivors.txt explains"
-#: Survivors below the reason why each may survive, which is a comment.
+#: Names of mutants that may survive, one per line, below a comment with the reason.
 SURVIVORS = ROOT / "scripts" / "survivors.txt"
-#: What the simulation and the tests of the protocol do not use, and other tests cover.
+#: Modules that the simulation and the tests of the protocol do not use. Other tests cover them.
 LEFT_OUT = {"__init__", "codec", "errors", "limits", "arguments", "text", "schema"}
 FOREIGN = CORE / "foreign"
 
@@ -51,15 +51,20 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.NotIn: ast.In,
 }
 _CHANGED = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Constant)
-# In a DynamoDB condition: a clause that another one follows, or precedes.
+# A clause of a DynamoDB condition.
 _CLAUSE = re.compile(r"\(?(?:attribute_\w+\([^()]*\)|size\([^()]*\) \S+ \S+|#[\w.#]+ [<>=]+ [:#][\w.#]+)\)?")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of a module: of which node of its syntax tree, in which way, where, and what that comes to.
+    """One change in one module.
 
-    :ivar place: the function or the constant.
+    :ivar path: the module.
+    :ivar node: index of the changed node in `ast.walk` of the module.
+    :ivar variant: number of the change, if the node can be changed in several ways.
+    :ivar line: line of the node.
+    :ivar place: the function, class or constant that contains the node, such as ``.Stamp.age``.
+    :ivar what: description of the change.
     """
 
     path: Path
@@ -74,36 +79,36 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """As `SURVIVORS` names it: without the line, which changes all the time."""
+        """The mutant's name in `SURVIVORS`. It has no line number, because line numbers change often."""
         return f"{self.path.stem}{self.place}: {self.what}"
 
     @property
     def is_explained(self) -> bool:
-        """Whether `SURVIVORS` says why it does no harm."""
+        """Whether `SURVIVORS` lists the mutant."""
         return self.name in SURVIVORS.read_text().splitlines()
 
     def source(self) -> str:
-        """The module with the change."""
+        """Return the source of the module with the change."""
         tree = ast.parse(self.path.read_text())
         _change(list(ast.walk(tree))[self.node], self.variant)
         return ast.unparse(tree)
 
 
 def mutants(path: Path) -> Iterator[Mutant]:
-    """All mutants of a module."""
+    """Yield all mutants of a module."""
     tree = ast.parse(path.read_text())
     places = {id(node): place for place, node in _places(tree)}
-    for number, node in enumerate(ast.walk(tree)):
+    for index, node in enumerate(ast.walk(tree)):
         for variant in range(8):
             changed = copy.deepcopy(node) if isinstance(node, _CHANGED) else node
             what = _change(changed, variant)
             if what is None:
                 break
-            yield Mutant(path, number, variant, getattr(node, "lineno", 0), places[id(node)], what)
+            yield Mutant(path, index, variant, getattr(node, "lineno", 0), places[id(node)], what)
 
 
 def _places(node: ast.AST, place: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Each node below this one, with the function, the class or the constant that it belongs to."""
+    """Yield all nodes below this one, each after the function, class or constant that contains it."""
     for child in ast.iter_child_nodes(node):
         match node, child:
             case _, ast.FunctionDef(name=name) | ast.ClassDef(name=name):
@@ -117,7 +122,7 @@ def _places(node: ast.AST, place: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 
 def _change(node: ast.AST, variant: int) -> str | None:
-    """Change that node in the way of that number; None if there is no such way."""
+    """Change a node in place, and return a description of the change; None if it has no such variant."""
     match node:
         case ast.Compare(ops=[operator]) if variant == 0 and type(operator) in _COMPARISONS:
             before = ast.unparse(node)
@@ -127,7 +132,7 @@ def _change(node: ast.AST, variant: int) -> str | None:
             node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         case ast.UnaryOp(op=ast.Not()) if variant == 0:
             before = ast.unparse(node)
-            node.op = ast.UAdd()  # of a truth value, the same truth
+            node.op = ast.UAdd()  # removes the `not`: the truth value of +x is that of x
         case ast.Constant(value=int() | float() as value) if variant == 0 and not isinstance(value, bool):
             before = ast.unparse(node)
             node.value = value + 1 if value < 10 else value * 2
@@ -145,21 +150,24 @@ def _change(node: ast.AST, variant: int) -> str | None:
 
 
 def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> str | None:
-    """What notices the mutant; None if nothing does. Without a mutant, what fails anyway."""
+    """Return the history or the test that fails with a mutant, or None if none does.
+
+    Without a mutant, it returns what fails with the unchanged package.
+    """
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        # The tests too: whatever Python is started in the repository finds the repository's package first.
-        # Compiled as they are: the times of the files are copied, so only the mutant's module is compiled anew.
+        # The tests are copied too: in the repository, Python would import the repository's package instead of the copy.
+        # The compiled files are copied with their times, so that only the mutant's module is compiled again.
         for copied in (PACKAGE, "deployments", "docs", "proof", "tests"):
             shutil.copytree(ROOT / copied, Path(folder, copied))
         shutil.copy(ROOT / "pyproject.toml", folder)
         if mutant is not None:
             Path(folder, mutant.path.relative_to(ROOT)).write_text(mutant.source())
-        play = (
+        play_histories = (
             "from proof.simulator.many import play_some\n"
             f"print(next((s for s in range({histories}) if play_some([s])[0].violations), ''))"
         )
         pytest = ["-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m", "not proof", *tests]
-        for what, arguments in (("history", ["-c", play]), ("test", pytest)):
+        for what, arguments in (("history", ["-c", play_histories]), ("test", pytest)):
             try:
                 run = subprocess.run(  # noqa: S603
                     [sys.executable, *arguments],
@@ -169,7 +177,7 @@ def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> st
                     timeout=120,
                 )
             except subprocess.TimeoutExpired:
-                return f"{what}: no end"
+                return f"{what}: did not end within 120 s"
             if what == "history" and (run.returncode or run.stdout.strip()):
                 return f"history {run.stdout.strip() or 'fails'}"
             if what == "test" and run.returncode:
@@ -179,21 +187,43 @@ def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> st
 
 
 def main() -> int:
-    """0 if no mutant has survived without an explanation."""
-    parser = argparse.ArgumentParser(description="Change the core in one place, and see what notices.")
-    parser.add_argument("--list", action="store_true", help="list all mutants")
-    parser.add_argument(
-        "--explain", action="store_true", help="list them as scripts/survivors.txt names them"
+    """Run the command line. Returns 1 if a mutant survives without an explanation."""
+    parser = argparse.ArgumentParser(
+        description="Change one place of the core at a time, and check that a history or a test fails."
     )
-    parser.add_argument("--module", action="append", help="a module of the core; may be given several times")
-    parser.add_argument("--again", type=Path, help="only those that survive in this output")
-    parser.add_argument("--sample", type=int, help="number of mutants to try, all by default")
-    parser.add_argument("--seed", type=int, default=1, help="chooses the sample")
-    parser.add_argument("--histories", type=int, default=200, help="histories for each mutant")
+    parser.add_argument("--list", action="store_true", help="list the mutants, and try none")
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="mutants at a time, one for each core"
+        "--explain",
+        action="store_true",
+        help="list the names of the mutants, as in scripts/survivors.txt, and try none",
     )
-    parser.add_argument("tests", nargs="*", default=["tests/core"], help="tests for each mutant")
+    parser.add_argument(
+        "--module", action="append", help="module of the core to change (repeatable; default: all)"
+    )
+    parser.add_argument(
+        "--again", type=Path, help="output of an earlier run: try only the mutants that survived in it"
+    )
+    parser.add_argument(
+        "--sample", type=int, help="number of mutants to try, chosen at random (default: all)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the random sample (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--histories",
+        type=int,
+        default=200,
+        help="number of histories for each mutant (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count(),
+        help="number of mutants to try at the same time (default: number of cores)",
+    )
+    parser.add_argument(
+        "tests", nargs="*", default=["tests/core"], help="tests for each mutant (default: tests/core)"
+    )
     chosen = parser.parse_args()
     modules = [
         path for path in sorted(CORE.rglob("*.py")) if path.stem not in LEFT_OUT and path.parent != FOREIGN
@@ -209,7 +239,7 @@ def main() -> int:
     if chosen.sample is not None:
         found = random.Random(chosen.seed).sample(found, min(chosen.sample, len(found)))  # noqa: S311
     if failure := killed_by(None, chosen.histories, chosen.tests):
-        parser.error(f"without any change, this fails: {failure}")
+        parser.error(f"this fails with the unchanged package, so mutants cannot be judged: {failure}")
     survivors = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
         killers = pool.map(lambda each: killed_by(each, chosen.histories, chosen.tests), found)

@@ -118,7 +118,7 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
         region: str | None,
         profile: str | None,
         endpoint_url: str | None,
-        format: str,
+        table_format: str,
         partition_key: str | None,
         sort_key: str | None,
         as_json: bool,
@@ -137,8 +137,8 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
         if conn_id is None:
             sdk = cache(partial(_by_sdk, region, profile, endpoint_url))
             table = table or DEFAULT_TABLE
-            return command(Settings(table, sdk, as_json, format, partition_key, sort_key), **options)
-        if region or profile or endpoint_url or format != NATIVE or partition_key or sort_key:
+            return command(Settings(table, sdk, as_json, table_format, partition_key, sort_key), **options)
+        if region or profile or endpoint_url or table_format != NATIVE or partition_key or sort_key:
             raise click.UsageError(
                 "With --conn-id, the connection has the region, the profile, the endpoint, the format and its keys: "
                 "leave these options out."
@@ -166,7 +166,7 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Name of the partition key of another library's table, if not the default.",
         ),
         click.option(
-            "--format",
+            *("--format", "table_format"),
             type=click.Choice(FORMATS),
             default=NATIVE,
             show_default=True,

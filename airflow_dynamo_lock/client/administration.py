@@ -31,7 +31,7 @@ class Administration:
     def wait(
         self, key: str, slots: int, mode: Mode, timeout: Seconds | None, poll_interval: Seconds
     ) -> Operation[LockRecord | None]:
-        """See `LockClient.wait`."""
+        """Wait until slots are available, without acquiring them. Returns the lock then; None if it has no record."""
         slots, capacity = _wanted(slots, mode)
         return self.operations.acquiring.wait(
             self.format.checked_key(key),
@@ -43,7 +43,7 @@ class Administration:
         )
 
     def find(self, key: str, lease_id: str) -> Operation[Lease]:
-        """See `LockClient.find`."""
+        """The lease with this id, read from the record. It is not valid in this process before a renewal."""
         arguments.checked_id("A lease id", lease_id)
         record = yield from self.operations.requests.get(self.format.checked_key(key))
         holder = record.holders.get(lease_id) if record else None
@@ -65,12 +65,12 @@ class Administration:
         )
 
     def look(self, key: str, slots: int, mode: Mode) -> Operation[tuple[LockRecord | None, bool]]:
-        """See `LockClient.look`."""
+        """Read the lock once, and tell whether this number of slots is available."""
         slots, capacity = _wanted(slots, mode)
         return self.operations.acquiring.look(self.format.checked_key(key), slots, capacity)
 
     def break_lock(self, key: str, lease_id: str) -> Operation[Holder]:
-        """See `LockClient.break_lock`."""
+        """End a lease although it is valid, and log the risk."""
         arguments.checked_id("A lease id", lease_id)
         broken = yield from self.operations.admin.break_(self.format.checked_key(key), lease_id)
         log.warning(
@@ -83,11 +83,11 @@ class Administration:
         return broken.holder
 
     def forget(self, key: str) -> Operation[bool]:
-        """See `LockClient.forget`."""
+        """Delete the record of a lock without holders and waiters."""
         return self.operations.admin.forget(self.format.checked_key(key))
 
     def set_capacity(self, key: str, capacity: int | None) -> Operation[LockRecord]:
-        """See `LockClient.set_capacity`."""
+        """Pin the capacity of a semaphore; None lets claims decide again."""
         require(self.format, Feature.SLOTS)
         if capacity is not None:
             arguments.checked_slots(1, capacity)
@@ -100,7 +100,7 @@ class Administration:
 
 
 def _wanted(slots: int, mode: Mode) -> tuple[int, int | None]:
-    """Slots and capacity that a caller looks for; no capacity for one that is not a reader."""
+    """Slots and capacity to look for. The capacity is None in exclusive mode: any lock with these slots will do."""
     if mode == "shared":
         return arguments.checked_mode(mode, slots, slots)
     return arguments.checked_mode(mode, slots, slots)[0], None

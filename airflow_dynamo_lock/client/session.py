@@ -124,7 +124,7 @@ class ClientCore:
     # -- operations ---------------------------------------------------------------------------------------------
 
     def try_acquire(self, key: Keys, options: ClaimOptions) -> Operation[Lease | LeaseSet | None]:
-        """See `LockClient.try_acquire`."""
+        """Make one attempt. Returns None if the lock is busy, or has waiters."""
         claims = self.claims.of(key, options)
         if options.get("reentrant") and (again := self.reentrant.again(claims[0])) is not None:
             return again
@@ -152,7 +152,7 @@ class ClientCore:
         on_position: Callable[[QueuePosition], None] | None,
         options: ClaimOptions,
     ) -> Operation[Lease | LeaseSet]:
-        """See `LockClient.acquire`."""
+        """Acquire, and wait for the lock if it is busy."""
         claims = self.claims.of(key, options)
         if options.get("reentrant") and (again := self.reentrant.again(claims[0])) is not None:
             return again
@@ -193,7 +193,7 @@ class ClientCore:
     def renew(
         self, lease: AnyLease, duration: Seconds | None, data: Mapping[str, Any] | None
     ) -> Operation[AnyLease]:
-        """See `LockClient.renew`."""
+        """Send one heartbeat, and change the length of the lease or the data of the lock with it."""
         lease = self.with_term(lease)
         leases = [each.checked() for each in leases_of(lease)]
         term = leases[0].term
@@ -234,15 +234,14 @@ class ClientCore:
         return arguments.checked_safe_time(safe, lease_ms / 1000)
 
     def keep_for_processes(self, lease: Lease | LeaseSet, interval: Seconds) -> Operation[Draining | Lost]:
-        """See `AsyncLockClient.keep_for_processes`."""
+        """Send heartbeats for processes that enter the lease and leave it, until the lease drains or is gone."""
         every = self.interval(lease, interval)
         return self.operations.renewing.keep_for_processes(
             [each.checked() for each in leases_of(lease)], every
         )
 
     def enter(self, lease: Lease, process: str) -> Operation[Lease]:
-        """See `LockClient.enter`. A process inside relies on no more than the grace (R9), because a drained lease ends
-        with it."""
+        """Add a process. It relies on no more than the grace (R9), because a drained lease ends then."""
         arguments.checked_id("A process's id", process)
         lease = lease.checked()
         lease = replace(lease, lease_ms=min(lease.lease_ms, lease.grace_ms), term=Term(monotonic))
@@ -261,7 +260,7 @@ class ClientCore:
         return lease
 
     def leave(self, lease: Lease, process: str) -> Operation[Released | Renewed | Lost]:
-        """See `LockClient.leave`."""
+        """Remove a process from those inside. The last one that leaves a draining lease frees its slots."""
         arguments.checked_id("A process's id", process)
         lease = lease.checked()
         if is_inherited(lease):
@@ -278,7 +277,7 @@ class ClientCore:
     def release(
         self, lease: Lease | LeaseSet, retry_for: Seconds | None
     ) -> Operation[Released | Draining | StillHeld | Lost]:
-        """See `LockClient.release`."""
+        """Release; drain if processes are inside. Retries for `retry_for` seconds; None: while the lease lasts."""
         leases = [each.checked() for each in leases_of(lease)]
         if is_inherited(lease):
             log.debug(
@@ -362,7 +361,7 @@ def in_same_process(process: int) -> None:
 
 
 def _edit(
-    format: Format, leases: list[Lease], duration: Seconds | None, data: Mapping[str, Any] | None
+    table_format: Format, leases: list[Lease], duration: Seconds | None, data: Mapping[str, Any] | None
 ) -> Heartbeat | Change:
     """What a renewal changes, with its arguments checked."""
     if duration is None and data is None:
@@ -372,5 +371,5 @@ def _edit(
         for each in leases:
             lease_ms = milliseconds(arguments.checked_lease("duration", duration, each.slots, each.capacity))
     if arguments.checked_map("data", data):
-        require(format, Feature.DATA)
+        require(table_format, Feature.DATA)
     return Change(lease_ms, data)

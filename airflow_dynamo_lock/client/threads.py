@@ -76,7 +76,7 @@ class ThreadRuntime:
     def release(
         self, lease: Lease | LeaseSet, *, retry_for: Seconds | None = 0
     ) -> Released | Draining | StillHeld | Lost:
-        """The façade's `release`."""
+        """Release the lease. The client that inherits from this class implements it."""
         raise NotImplementedError
 
     def keep_alive(

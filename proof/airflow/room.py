@@ -195,8 +195,8 @@ def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str])
             {"conn_type": "aws", "login": "test", "password": "test-secret"}
         ),
     }
-    for conn_id, format in FOREIGN.items():
-        theirs = connection(name, format=format, table=FOREIGN_TABLES[format])
+    for conn_id, name_of_format in FOREIGN.items():
+        theirs = connection(name, format=name_of_format, table=FOREIGN_TABLES[name_of_format])
         environment[f"AIRFLOW_CONN_{conn_id.upper()}"] = theirs
     kind = ProductionDeployment if IN_PRODUCTION else Deployment
     return kind(name, folder / name, here / "dags", env=environment | dict(env), parallelism=6)

@@ -36,14 +36,14 @@ class Operations:
 
     @classmethod
     def of(
-        cls, format: Format, stamp: Callable[[], Stamp], observer: Observer, queue: WaitQueue
+        cls, table_format: Format, stamp: Callable[[], Stamp], observer: Observer, queue: WaitQueue
     ) -> Operations:
         """The operations of one process.
 
         :param observer: remembers the holders that the process has seen.
         :param queue: the queues, and the entries of the process.
         """
-        requests = Requests(format, stamp)
+        requests = Requests(table_format, stamp)
         renewing = Renewing(requests)
         releasing = Releasing(requests, renewing)
         attempting = Attempting(requests, releasing, Confirming(requests, observer), observer, queue)

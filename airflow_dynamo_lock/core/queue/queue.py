@@ -68,10 +68,10 @@ class WaitQueue:
     _uncertain: dict[EntryId, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, format: Format, stamp: Callable[[], Stamp], observer: Observer) -> WaitQueue:
+    def of(cls, table_format: Format, stamp: Callable[[], Stamp], observer: Observer) -> WaitQueue:
         """The queues of the format's table, for one process."""
         own = OwnEntries(stamp)
-        return cls(format, own, QueueReader(format, observer, own))
+        return cls(table_format, own, QueueReader(table_format, observer, own))
 
     def __bool__(self) -> bool:
         return bool(self.own.ids or self.leftovers)

@@ -47,18 +47,19 @@ class HasFeatures(Protocol):
         ...
 
 
-def require(format: HasFeatures, feature: Feature) -> None:
+def require(table_format: HasFeatures, feature: Feature) -> None:
     """Return if the format has the feature.
 
     :raises LockValueError: it does not.
     """
-    if feature not in format.features:
+    if feature not in table_format.features:
         raise LockValueError(
-            f"In the format {format.name!r} a lock cannot {feature.value}: use a table of the format 'native' for that."
+            f"In the format {table_format.name!r} a lock cannot {feature.value}: use a table of the format 'native' "
+            "for that."
         )
 
 
-def checked_claim(format: HasFeatures, claim: Claim) -> Claim:
+def checked_claim(table_format: HasFeatures, claim: Claim) -> Claim:
     """The claim for a lock of this format. Without queues, no claim waits in one.
 
     :raises LockValueError: the claim needs a feature that the format does not have.
@@ -70,7 +71,7 @@ def checked_claim(format: HasFeatures, claim: Claim) -> Claim:
         (Feature.DATA, bool(claim.data)),
     ):
         if needed:
-            require(format, feature)
+            require(table_format, feature)
     if claim.data:
-        format.check_data(claim.data)
-    return claim if Feature.QUEUE in format.features else replace(claim, fair=False)
+        table_format.check_data(claim.data)
+    return claim if Feature.QUEUE in table_format.features else replace(claim, fair=False)

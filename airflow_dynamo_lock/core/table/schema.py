@@ -26,7 +26,7 @@ class TtlOffError(LockTableError):
     """DynamoDB never deletes the records of locks that are no longer used."""
 
 
-def create(format: Format, *, now: float, timeout: float, streams: bool = False) -> Operation[None]:
+def create(table_format: Format, *, now: float, timeout: float, streams: bool = False) -> Operation[None]:
     """Create the lock table (on demand, with TTL if the format uses it), wait until it is active, and check it. An
     existing table is only checked.
 
@@ -36,23 +36,23 @@ def create(format: Format, *, now: float, timeout: float, streams: bool = False)
     :raises LockTableError: the table is not active in time, or exists with other keys or without the stream.
     :raises LockValueError: the locks of this format are in a bucket.
     """
-    table = format.table
-    if not format.keys:
+    table = table_format.table
+    if not table_format.keys:
         raise LockValueError(
             f"The locks are objects in the bucket {table!r}: create it as you create your other buckets."
         )
     with suppress(TableExistsError):
-        now = (yield _create_request(format, streams)).received_at
+        now = (yield _create_request(table_format, streams)).received_at
     yield from _active(table, now=now, timeout=timeout)
     try:
-        yield from check(format)
+        yield from check(table_format)
     except TtlOffError:
-        specification = {"Enabled": True, "AttributeName": format.ttl_attribute}
+        specification = {"Enabled": True, "AttributeName": table_format.ttl_attribute}
         try:
             yield Request("UpdateTimeToLive", {"TableName": table, "TimeToLiveSpecification": specification})
         except LockError as failure:
             try:
-                yield from check(format)  # another process that creates the table may have been faster
+                yield from check(table_format)  # another process that creates the table may have been faster
             except TtlOffError:
                 raise failure from None
     if streams and stream_arn((yield from describe(table))) is None:
@@ -62,13 +62,13 @@ def create(format: Format, *, now: float, timeout: float, streams: bool = False)
         )
 
 
-def check(format: Format) -> Operation[Mapping[str, Any]]:
+def check(table_format: Format) -> Operation[Mapping[str, Any]]:
     """Return the description of the table (`DescribeTable`, or `ListObjectsV2` of a bucket) if it can hold locks.
 
     :raises LockTableError: it is missing, not active, has other keys, or expires records by another attribute.
     """
-    table = format.table
-    if not format.keys:
+    table = table_format.table
+    if not table_format.keys:
         listed: Reply = yield Request("ListObjectsV2", {"Bucket": table, "MaxKeys": 1})
         return listed.output
     described = yield from describe(table)
@@ -77,15 +77,15 @@ def check(format: Format) -> Operation[Mapping[str, Any]]:
             f"The lock table {table!r} is {described['TableStatus']}, not ACTIVE: wait until it is."
         )
     found = _keys(described)
-    if found != list(format.keys):
+    if found != list(table_format.keys):
         raise LockTableError(
-            f"The table {table!r} is not a lock table: its keys should be {_show(format.keys)}, but they are "
+            f"The table {table!r} is not a lock table: its keys should be {_show(table_format.keys)}, but they are "
             f"{_show(found)}. Choose another name, or create the table with client.create_table()."
         )
     reply: Reply = yield Request("DescribeTimeToLive", {"TableName": table})
     ttl = reply.output["TimeToLiveDescription"]
     on = ttl.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
-    if format.ttl_attribute is None:
+    if table_format.ttl_attribute is None:
         if on:
             raise LockTableError(
                 f"The table {table!r} expires records by the attribute {ttl.get('AttributeName')!r}, which this "
@@ -96,12 +96,12 @@ def check(format: Format) -> Operation[Mapping[str, Any]]:
     if not on:
         raise TtlOffError(
             f"The lock table {table!r} keeps the records of unused locks for ever: "
-            f"enable time to live on the attribute {format.ttl_attribute!r}, as client.create_table() does."
+            f"enable time to live on the attribute {table_format.ttl_attribute!r}, as client.create_table() does."
         )
-    if ttl.get("AttributeName") != format.ttl_attribute:
+    if ttl.get("AttributeName") != table_format.ttl_attribute:
         raise LockTableError(
             f"The table {table!r} expires records by the attribute {ttl.get('AttributeName')!r}, "
-            f"where a lock table uses {format.ttl_attribute!r}: choose another table."
+            f"where a lock table uses {table_format.ttl_attribute!r}: choose another table."
         )
     return described
 
@@ -139,16 +139,16 @@ def _active(table: str, *, now: float, timeout: float) -> Operation[None]:
         now = yield Sleep(_PAUSE)
 
 
-def _create_request(format: Format, streams: bool) -> Request:
+def _create_request(table_format: Format, streams: bool) -> Request:
     stream = {"StreamSpecification": {"StreamEnabled": True, "StreamViewType": "KEYS_ONLY"}}
     return Request(
         "CreateTable",
         {
-            "TableName": format.table,
+            "TableName": table_format.table,
             "AttributeDefinitions": [
-                {"AttributeName": name, "AttributeType": kind} for name, _, kind in format.keys
+                {"AttributeName": name, "AttributeType": kind} for name, _, kind in table_format.keys
             ],
-            "KeySchema": [{"AttributeName": name, "KeyType": role} for name, role, _ in format.keys],
+            "KeySchema": [{"AttributeName": name, "KeyType": role} for name, role, _ in table_format.keys],
             "BillingMode": "PAY_PER_REQUEST",
             **(stream if streams else {}),
         },
