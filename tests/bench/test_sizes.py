@@ -17,6 +17,7 @@ from airflow_dynamo_lock.client.session import ClientCore
 from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE, SHARED
+from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.items import holder_values
 from airflow_dynamo_lock.defaults import DEFAULT_LEASE
@@ -64,6 +65,7 @@ def size(claim: Claim, holders: int, *, inside: bool) -> int:
     values = {
         "key": claim.key,
         "entry": "lock",
+        "format_version": version.WRITTEN,
         "capacity": SHARED,
         "available": SHARED - holders,
         "holders": entries,
@@ -86,7 +88,7 @@ def most(claim: Claim, writes_a_second: float, *, inside: bool) -> int:
     return holders
 
 
-KEEPER = lock_options.HEARTBEATS_PER_LEASE / DEFAULT_LEASE
+HEARTBEAT_TASK = lock_options.HEARTBEATS_PER_LEASE / DEFAULT_LEASE
 GUARD = BEATS_PER_GRACE / RELEASE_GRACE
 
 
@@ -95,7 +97,7 @@ GUARD = BEATS_PER_GRACE / RELEASE_GRACE
     [
         ("`LockClient`", plain(), 6 / CORE.lease, False),
         ("`DynamoLockOperator`", of_a_task(), GUARD, True),
-        ("a `DynamoLock` group", of_a_task(), KEEPER + GUARD, True),
+        ("a `DynamoLock` group", of_a_task(), HEARTBEAT_TASK + GUARD, True),
     ],
 )
 def test_the_page_says_how_many_holders_one_key_can_have(
