@@ -1,5 +1,7 @@
-"""A proxy between a client and an engine: it sees every request that goes over the wire, the SDK's own retries too, and
-can do to any of them what networks and servers do.
+"""An HTTP proxy between a client and an engine.
+
+It records every request, including the retries of the SDK, and injects faults: lost replies, broken connections,
+delays and error responses.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from deployments.patience import PATIENCE
 
 @dataclass(frozen=True)
 class Seen:
-    """One request on the wire.
+    """One recorded request.
 
-    :ivar action: the API action, e.g. ``UpdateItem``.
-    :ivar what: what it means to a lock: ``acquire``, ``heartbeat``, ``release``…; the action where it is no write.
-    :ivar key: the lock; None where it is about several or none.
-    :ivar at: when it came, monotonic seconds.
-    :ivar params: all that it says.
+    :ivar action: the API action, such as ``UpdateItem``.
+    :ivar what: what an ``UpdateItem`` does to the lock: ``acquire``, ``heartbeat``, ``release``, ``drain``, ``enter``
+        or ``leave``; for any other action, the action.
+    :ivar key: the key of the lock; None if the request has several keys or none.
+    :ivar at: when the proxy received it, in monotonic seconds.
+    :ivar params: the parameters of the action.
     """
 
     action: str
@@ -41,24 +44,29 @@ class Seen:
 
 
 Matches = Callable[[Seen], bool]
-#: Told what the engine answered to a request: the status and the body.
+#: Callback for each answer of the engine: the request, the HTTP status and the body.
 OnAnswer = Callable[[Seen, int, bytes], None]
 
 
 @dataclass
 class Rule:
-    """What happens to the requests that it is about, for as long as it is in force.
+    """What the proxy does with the requests that match, during the `with` block of `Proxy.applying`.
 
-    :ivar forward: they reach the engine,
-    :ivar late: but only when the rule is over.
-    :ivar delay: they take so many seconds on their way to the engine,
-    :ivar lag: and the answers so many on the way back.
-    :ivar in_turn: one after the other, whether or not their clients still wait for them.
-    :ivar reply: what the client gets instead of the engine's answer; None for a broken connection.
-    :ivar resets: a connection that breaks is reset (TCP's RST), not closed.
-    :ivar tears: the connection breaks in the middle of the answer.
-    :ivar hits: how many requests it has met.
-    :ivar landed: set when the engine has carried one out.
+    :ivar matches: whether the rule applies to a request.
+    :ivar forward: forward the requests to the engine.
+    :ivar late: hold the requests back until the rule ends, then forward them.
+    :ivar delay: seconds by which each request is delayed on its way to the engine.
+    :ivar lag: seconds by which each answer is delayed on its way to the client.
+    :ivar in_turn: delay one request at a time, as a server does that works through its queue even if clients
+        no longer wait.
+    :ivar reply: returns the status and body that the client receives instead of the engine's answer, or None to
+        break the connection.
+    :ivar resets: break connections by a TCP reset (RST) instead of closing them.
+    :ivar tears: break the connection in the middle of the answer.
+    :ivar times: maximum number of requests to which the rule applies.
+    :ivar hits: number of requests to which the rule has been applied.
+    :ivar over: set when the rule ends.
+    :ivar landed: set when the engine has answered a request, or was skipped.
     """
 
     matches: Matches
@@ -74,25 +82,26 @@ class Rule:
     hits: int = 0
     over: threading.Event = field(default_factory=threading.Event)
     landed: threading.Event = field(default_factory=threading.Event)
-    _lane: threading.Lock = field(default_factory=threading.Lock)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def stop_on_the_way(self) -> None:
-        """What a request does between the client and the engine."""
+        """Delay a request on its way to the engine."""
         if self.late:
             self.over.wait()
-        with self._lane if self.in_turn else nullcontext():
+        with self._turn if self.in_turn else nullcontext():
             self.over.wait(self.delay)
 
     def hold(self) -> None:
-        """A reply that does not come before the rule is over, and then is a broken connection."""
+        """Use as `reply`: send no answer while the rule lasts, then break the connection."""
         self.over.wait()
 
 
 class Proxy:
-    """Stands before the engine at `target` for the length of a ``with`` block.
+    """A proxy that runs during the `with` block, at `endpoint_url`.
 
-    :param on_answer: told of each answer of the engine, before the client gets it, or does not.
-    :ivar seen: every request, in the order in which they came.
+    :param target: the endpoint URL of the engine.
+    :param on_answer: called for each answer of the engine, before the proxy passes it on or drops it.
+    :ivar seen: all requests, in the order of their arrival.
     """
 
     endpoint_url: str
@@ -116,42 +125,45 @@ class Proxy:
         self._server.shutdown()
         self._server.server_close()
 
-    # -- what was seen ----------------------------------------------------------------------------------------
+    # -- recorded requests
 
     def whats(self) -> list[str]:
-        """What the requests were about, in order."""
+        """Return `Seen.what` of each request, in the order of arrival."""
         return [request.what for request in self.seen]
 
     def wait_for(self, count: int, what: str, *, within: float = PATIENCE) -> None:
-        """Wait until so many requests of that kind have come."""
-        with self._changed:
-            came = self._changed.wait_for(lambda: self.whats().count(what) >= count, within)
-        assert came, f"{count} × {what} did not come within {within:g} s, only {self.whats()}"
+        """Wait until at least `count` requests whose `Seen.what` is `what` have arrived.
 
-    # -- what happens to requests -----------------------------------------------------------------------------
+        :raises AssertionError: they have not arrived within `within` seconds.
+        """
+        with self._changed:
+            arrived = self._changed.wait_for(lambda: self.whats().count(what) >= count, within)
+        assert arrived, f"{count} × {what} did not arrive within {within:g} s, only {self.whats()}"
+
+    # -- faults
 
     @contextmanager
     def losing_replies(self, what: str, *, times: float = 1) -> Iterator[Rule]:
-        """The engine carries the request out, and the connection breaks before its answer."""
+        """Let the engine execute the request, but break the connection before its answer."""
         with self.applying(Rule(lambda seen: seen.what == what, reply=lambda: None, times=times)) as rule:
             yield rule
 
     @contextmanager
     def breaking(self, matches: Matches = lambda _: True) -> Iterator[Rule]:
-        """The connection breaks before the request reaches the engine."""
+        """Break the connection before the request reaches the engine."""
         with self.applying(Rule(matches, forward=False, reply=lambda: None)) as rule:
             yield rule
 
     @contextmanager
     def hanging(self, matches: Matches) -> Iterator[Rule]:
-        """The request disappears in a black hole: nothing is answered until this is over."""
+        """Drop the request and send no answer. At the end of the block, break the connection."""
         with self.applying(Rule(matches, forward=False)) as rule:
             rule.reply = rule.hold
             yield rule
 
     @contextmanager
     def delaying(self, what: str) -> Iterator[Rule]:
-        """The first such request is stuck in the network, and reaches the engine when this is over."""
+        """Delay the first matching request. It reaches the engine at the end of the block."""
         rule = Rule(lambda seen: seen.what == what, late=True, times=1)
         with self.applying(rule):
             yield rule
@@ -159,7 +171,7 @@ class Proxy:
 
     @contextmanager
     def answering(self, matches: Matches, status: int, code: str, message: str = "") -> Iterator[Rule]:
-        """Requests get that error for an answer, and do not reach the engine."""
+        """Answer the requests with an error of DynamoDB, without forwarding them to the engine."""
         body = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}
         answer = (status, json.dumps(body).encode())
         with self.applying(Rule(matches, forward=False, reply=lambda: answer)) as rule:
@@ -167,7 +179,7 @@ class Proxy:
 
     @contextmanager
     def applying(self, rule: Rule) -> Iterator[Rule]:
-        """Any other rule, for as long as the block lasts."""
+        """Apply a rule during the block."""
         self._rules.append(rule)
         try:
             yield rule
@@ -176,14 +188,16 @@ class Proxy:
             rule.over.set()
 
     def note(self, seen: Seen) -> Rule | None:
-        """Take in a request, and say which rule it meets."""
+        """Record a request. Returns the first rule that applies to it, or None."""
         with self._changed:
             self.seen.append(seen)
-            met = next((rule for rule in self._rules if rule.hits < rule.times and rule.matches(seen)), None)
-            if met is not None:
-                met.hits += 1
+            applied = next(
+                (rule for rule in self._rules if rule.hits < rule.times and rule.matches(seen)), None
+            )
+            if applied is not None:
+                applied.hits += 1
             self._changed.notify_all()
-        return met
+        return applied
 
 
 class _Server(ThreadingTCPServer):
@@ -197,7 +211,7 @@ class _Server(ThreadingTCPServer):
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """One connection of a client, and one to the engine for it."""
+    """A connection of a client, and its own connection to the engine."""
 
     server: _Server
     protocol_version = "HTTP/1.1"
@@ -208,7 +222,7 @@ class _Connection(BaseHTTPRequestHandler):
         self._engine = HTTPConnection(self.server.proxy.target)
 
     def handle(self) -> None:
-        with suppress(ConnectionError, HTTPException):  # the client's, or the engine's
+        with suppress(ConnectionError, HTTPException):  # of the client or of the engine
             super().handle()
 
     def finish(self) -> None:
@@ -219,50 +233,53 @@ class _Connection(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         seen = _seen(self.headers.get("X-Amz-Target", ""), json.loads(body))
-        rule = self.server.proxy.note(seen)
+        # Without a matching rule, the default rule forwards the request at once.
+        rule = self.server.proxy.note(seen) or Rule(lambda _: True)
         answer: tuple[int, bytes] | None = None
-        headers: dict[str, str] = {"Content-Type": "application/x-amz-json-1.0"}
-        if rule is not None:
-            rule.stop_on_the_way()
-        if rule is None or rule.forward:
-            self._engine.request("POST", self.path, body, dict(self.headers.items()))
-            response = self._engine.getresponse()
-            answer = (response.status, response.read())
-            if self.server.proxy.on_answer is not None:
-                self.server.proxy.on_answer(seen, *answer)
-            hop_by_hop = ("content-length", "connection", "transfer-encoding", "keep-alive")
-            headers = {
-                name: value for name, value in response.headers.items() if name.lower() not in hop_by_hop
-            }
-        if rule is not None:
-            rule.landed.set()
-        if rule is not None and rule.lag:
+        headers = {"Content-Type": "application/x-amz-json-1.0"}
+        rule.stop_on_the_way()
+        if rule.forward:
+            answer, headers = self._forward(seen, body)
+        rule.landed.set()
+        if rule.lag:
             rule.over.wait(rule.lag)
-        if rule is not None and rule.reply is not None:
+        if rule.reply is not None:
             answer = rule.reply()
         if answer is None:
-            self._break(resets=rule is not None and rule.resets)
-            return
-        self.send_response_only(answer[0])
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(answer[1])))
-        self.end_headers()
-        if rule is not None and rule.tears:
-            self.wfile.write(answer[1][: len(answer[1]) // 2])
             self._break(resets=rule.resets)
             return
-        self.wfile.write(answer[1])
+        status, content = answer
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if rule.tears:
+            self.wfile.write(content[: len(content) // 2])
+            self._break(resets=rule.resets)
+            return
+        self.wfile.write(content)
+
+    def _forward(self, seen: Seen, body: bytes) -> tuple[tuple[int, bytes], dict[str, str]]:
+        """Send a request to the engine. Returns the status and body of its answer, and the headers to pass on."""
+        self._engine.request("POST", self.path, body, dict(self.headers.items()))
+        response = self._engine.getresponse()
+        answer = (response.status, response.read())
+        if self.server.proxy.on_answer is not None:
+            self.server.proxy.on_answer(seen, *answer)
+        hop_by_hop = ("content-length", "connection", "transfer-encoding", "keep-alive")
+        headers = {name: value for name, value in response.headers.items() if name.lower() not in hop_by_hop}
+        return answer, headers
 
     def _break(self, *, resets: bool) -> None:
         self.close_connection = True
         if resets:
-            # Closed with nothing to linger for, and by its number: the server would end it in good order.
+            # A linger time of 0 makes close() send RST. Detached, so that the server does not shut it down first.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
 
-    def log_message(self, format: str, *args: object) -> None:
-        """No access log."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Write no access log."""
 
 
 def _seen(target: str, params: dict[str, Any]) -> Seen:
@@ -273,9 +290,10 @@ def _seen(target: str, params: dict[str, Any]) -> Seen:
 
 
 def _what(update: str) -> str:
+    """Classify a write of a lock by its update expression."""
     for part, what in (
         ("#token =", "acquire"),
-        ("#draining =", "abandon"),
+        ("#draining =", "drain"),
         ("#processes.#process =", "enter"),
         ("REMOVE #holders.#me.#processes.#process", "leave"),
         ("#available =", "release"),

@@ -333,7 +333,7 @@ class ClientCore:
     def _granted(self, key: Keys, granted: Sequence[Granted], options: ClaimOptions) -> Lease | LeaseSet:
         """The lease, or the lease set, of these grants."""
         term = Term(monotonic)
-        term.renewed(min(each.sent_at for each in granted), granted[0].claim.lease_ms)
+        term.renewed(min(each.stamped_at for each in granted), granted[0].claim.lease_ms)
         leases = tuple(lease_of(each, term) for each in granted)
         if options.get("reentrant"):
             self.reentrant.add(leases[0])
@@ -343,7 +343,7 @@ class ClientCore:
         if isinstance(outcome, Lost):
             term.lose(outcome.describe())
         else:
-            term.renewed(outcome.sent_at, min(lease_ms, outcome.holder.lease_ms))
+            term.renewed(outcome.stamped_at, min(lease_ms, outcome.holder.lease_ms))
 
 
 def _undoable(options: ClaimOptions) -> bool:

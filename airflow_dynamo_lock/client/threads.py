@@ -361,7 +361,7 @@ class _Poller:
             self._start("poller", self._poller.poll, self._sleep_until_woken, self._poller.fail)
             if self._client._streams is not None:
                 follow = self._client._core.stream_reader.follow
-                self._start("stream reader", follow, None, lambda _: self._poller.confirmed(None))
+                self._start("stream reader", follow, None, lambda _: self._poller.reported_until(None))
         return _Waiter(self, handle, woken)
 
     def ended(self, lease: Lease) -> None:

@@ -4,7 +4,7 @@ Nothing here does I/O, reads a clock or makes random numbers. An operation is a 
 request, a sleep, a wait, a callback) and receives their results; it returns an outcome or raises an error. The clients
 (`airflow_dynamo_lock.client`) carry out the effects on boto3 and aiobotocore, the tests on a simulated table.
 
-Rooms, each of which imports only those above it:
+The folders and modules (*rooms*) of the core, each of which imports only those before it in this list:
 
 - `model`: leases, records, claims, outcomes, errors, limits; checks of arguments.
 - `effects`, `liveness`: what an operation may ask for; when a holder is dead.

@@ -2,7 +2,8 @@
 
 An operation is a generator: ``reply = yield request``. A driver (`client/threads.py`, `client/tasks.py`, or a
 simulator) carries out each effect and sends the answer in; if the effect fails, the driver throws a typed error in.
-All times named ``…_at`` are seconds on the driver's monotonic clock, which keeps counting while the machine sleeps.
+In effects and replies, ``…_at`` is seconds on the driver's monotonic clock, which keeps counting while the machine
+sleeps. In the record and the model, ``…_ms`` is epoch milliseconds.
 """
 
 from __future__ import annotations

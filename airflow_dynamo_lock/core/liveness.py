@@ -6,11 +6,11 @@ There are two proofs, each with an assumption of its own:
   run at the same rate to within `limits.MARGIN`.
 - *Server time*: DynamoDB's time has passed the end of the lease. The clocks of DynamoDB's servers must agree to within
   `max_clock_skew` less 5 s: a stamp may be 3 s early, and a write that arrives late may carry a stamp 2 s older than
-  the one that it replaces. A holder whose responses have no ``Date`` writes no stamp: only observation proves that it
-  is dead.
+  the one that it replaces. A holder whose responses have no ``Date`` writes no time of its heartbeats, so only
+  observation proves that it is dead.
 
-No wall clock of a host decides. The first write of a process has no other stamp, so the grant counts only after the
-response has confirmed that clock, or after the stamp was corrected (`core/lock/confirm.py`). A wrong verdict is caught
+No wall clock of a host decides. A process has only that clock for the stamp of its first write, so the grant counts
+only after the response has confirmed the time, or after the time was corrected (`core/lock/confirm.py`). A wrong verdict is caught
 once more: a reclaim is conditional on the dead holder's version, so a heartbeat in the meantime wins.
 """
 
@@ -70,7 +70,7 @@ class Observer:
             silent = holder.lease_ms > 0 and (reply.sent_at - sighting.since) * 1000 >= holder.lease_ms
             # A holder that this process saw change within the last lease is alive, whatever a `Date` says.
             may_be_silent = (reply.received_at - sighting.renewed_after) * 1000 >= holder.lease_ms
-            if silent or (may_be_silent and self._outlived(holder, reply.server_ms)):
+            if silent or (may_be_silent and self._has_expired(holder, reply.server_ms)):
                 dead.append(holder)
         if now:
             self._sightings[record.key] = now
@@ -92,7 +92,7 @@ class Observer:
                 deaths.append(reply.received_at + left_ms / 1000 + 1)  # a `Date` has whole seconds
         return min(death for death in deaths if death > reply.sent_at)
 
-    def _outlived(self, holder: Holder, server_ms: int | None) -> bool:
+    def _has_expired(self, holder: Holder, server_ms: int | None) -> bool:
         end_ms = self._end_ms(holder)
         return server_ms is not None and end_ms is not None and server_ms > end_ms
 

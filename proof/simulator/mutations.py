@@ -147,7 +147,7 @@ def _renewed_at_reply(self: Renewing, key: str, lease_id: str, *args: Any, **opt
     """The lease counts from when the answer came."""
     outcome = yield from _renew(self, key, lease_id, *args, **options)
     if isinstance(outcome, Renewed):
-        return replace(outcome, sent_at=self.requests.stamp().at)
+        return replace(outcome, stamped_at=self.requests.stamp().at)
     return outcome
 
 
@@ -261,7 +261,7 @@ MUTATIONS = {
         "R3: servers' clocks may differ",
         _patched(
             Observer,
-            "_outlived",
+            "_has_expired",
             lambda self, holder, server_ms: (
                 server_ms is not None
                 and holder.renewed_at_ms is not None
@@ -285,7 +285,7 @@ MUTATIONS = {
     ),
     "late-acquire": Mutation(
         "R5: an acquire that arrives after the release does not take the lock again",
-        _patched(grant_writes, "_NOT_OVERTAKEN", "attribute_exists(#holders)"),
+        _patched(grant_writes, "_NO_LATER_RELEASE", "attribute_exists(#holders)"),
         seed=25,
     ),
     "token-not-seeded": Mutation(
@@ -397,14 +397,14 @@ MUTATIONS = {
     "set-beat-counts-from-last": Mutation(
         "R4: the heartbeat of a set counts from the first of its writes",
         _all(
-            _edited(Renewing.renew_all, ("min(each.sent_at for each", "max(each.sent_at for each")),
+            _edited(Renewing.renew_all, ("min(each.stamped_at for each", "max(each.stamped_at for each")),
             _edited(Renewing._renew_together, ("stamps[0].at", "stamps[-1].at")),
         ),
         seed=59,
     ),
     "set-grant-counts-from-last": Mutation(
         "R4: the grant of a set counts from the first of its writes",
-        _edited(ClientCore._granted, ("min(each.sent_at for each", "max(each.sent_at for each")),
+        _edited(ClientCore._granted, ("min(each.stamped_at for each", "max(each.stamped_at for each")),
         seed=2,
     ),
     "capacity-set-in-use": Mutation(
@@ -580,7 +580,7 @@ MUTATIONS = {
     ),
     "released-too-early": Mutation(
         "`min_hold`: a release before its time is refused",
-        _patched(lease_writes, "_HELD_LONG_ENOUGH", "attribute_exists(#holders.#me)"),
+        _patched(lease_writes, "_MIN_HOLD_OVER", "attribute_exists(#holders.#me)"),
         seed=200,
     ),
     "rests-for-nothing": Mutation(

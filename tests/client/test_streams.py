@@ -93,7 +93,7 @@ def test_a_keeper_learns_from_the_stream_that_its_lease_was_broken(
         async with async_lock_client(engine.endpoint_url, table=table, streams=True) as keeper:
             lease = await keeper.acquire(key)
             keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
-            while keeper._core.poller._confirmed_until == -math.inf:  # noqa: ASYNC110 - nothing else tells
+            while keeper._core.poller._reported_until == -math.inf:  # noqa: ASYNC110 - nothing else tells
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(holder.break_lock, key, lease.lease_id)
             broken_at = time.monotonic()
@@ -323,7 +323,7 @@ def test_a_stream_that_is_disabled_is_no_longer_relied_on(
     waiting, _ = _acquire(threads, waiter, key, poll_interval=0.5, timeout=6)
     _until_heard(waiter)
     sdk_client.update_table(TableName=table, StreamSpecification={"StreamEnabled": False})
-    wait_until(lambda: core_of(waiter).poller._confirmed_until == -math.inf)
+    wait_until(lambda: core_of(waiter).poller._reported_until == -math.inf)
 
     proxy.wait_for(proxy.whats().count("BatchGetItem") + 4, "BatchGetItem")
     with pytest.raises(LockTimeoutError):
@@ -409,7 +409,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def _until_heard(client: LockClient) -> None:
     """Wait until the stream is read, and tells what changes from now on."""
     since = time.clock_gettime(time.CLOCK_BOOTTIME)
-    wait_until(lambda: core_of(client).poller._confirmed_until > since)
+    wait_until(lambda: core_of(client).poller._reported_until > since)
 
 
 def _acquire(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_dynamo_lock.core.wait.admission import AdmissionWindow, RequestSlot
+from airflow_dynamo_lock.core.wait.admission import Admission, AdmissionWindow
 
 
-def _some(window: AdmissionWindow, number: int = 20) -> list[RequestSlot]:
-    return [RequestSlot(window) for _ in range(number)]
+def _some(window: AdmissionWindow, number: int = 20) -> list[Admission]:
+    return [Admission(window) for _ in range(number)]
 
 
-def _asking(askers: list[RequestSlot]) -> list[RequestSlot]:
+def _asking(askers: list[Admission]) -> list[Admission]:
     """Those of them who may."""
     return [each for each in askers if each.is_admitted()]
 
@@ -48,7 +48,7 @@ def test_with_each_answer_one_more_is_admitted_until_nobody_is_counted() -> None
     for each in _asking(_some(window)):
         each.timed_out()
 
-    me = RequestSlot(window)
+    me = Admission(window)
     for already in range(1, 101):
         assert window._size == already
         me.is_admitted()
@@ -58,7 +58,7 @@ def test_with_each_answer_one_more_is_admitted_until_nobody_is_counted() -> None
 
 
 def test_pauses_grow_with_each_failure_to_some_seconds_and_begin_anew_with_an_answer() -> None:
-    asker = RequestSlot(AdmissionWindow())
+    asker = Admission(AdmissionWindow())
 
     def pause() -> float:
         return asker.pause(0.5, 0.0, None)
@@ -76,7 +76,7 @@ def test_pauses_grow_with_each_failure_to_some_seconds_and_begin_anew_with_an_an
 
 
 def test_a_pause_is_up_to_twice_as_long_but_no_longer_than_there_is_time() -> None:
-    asker = RequestSlot(AdmissionWindow())
+    asker = Admission(AdmissionWindow())
 
     assert asker.pause(1.0, 0.5, None) == 1.5
     assert asker.pause(1.0, 0.5, 1.2) == 1.2

@@ -14,7 +14,7 @@ from airflow_dynamo_lock.core.effects import Request, Sleep, Stamp
 from airflow_dynamo_lock.core.lock.confirm import _BEHIND_MS
 from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.lock.requests import ROUNDS
-from airflow_dynamo_lock.core.model.capacity import can_grant, has_capacity
+from airflow_dynamo_lock.core.model.capacity import has_free_slots, should_wake
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Change, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
@@ -32,7 +32,7 @@ from airflow_dynamo_lock.core.model.outcomes import Busy, Draining, Granted, Los
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition, Waiter
 from airflow_dynamo_lock.core.model.text import readable, utc
 from airflow_dynamo_lock.core.queue.view import head_update, on_change
-from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS
+from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS
 from airflow_dynamo_lock.core.table.grant_writes import MAX_REMOVED
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.core.table.native import NativeFormat
@@ -70,12 +70,12 @@ def a_record(capacity: int, available: int, *holders: str, capacity_pinned: bool
 
 
 def test_a_writer_does_not_fit_beside_readers_that_live() -> None:
-    assert not has_capacity(a_record(SHARED, SHARED - 1, "reader"), [], 1, 1)
+    assert not has_free_slots(a_record(SHARED, SHARED - 1, "reader"), [], 1, 1)
 
 
 def test_an_idle_lock_has_room_for_any_capacity_but_for_no_more_slots_than_that() -> None:
-    assert has_capacity(a_record(3, 3), [], 5, 5)
-    assert not has_capacity(a_record(3, 3), [], 6, 5)
+    assert has_free_slots(a_record(3, 3), [], 5, 5)
+    assert not has_free_slots(a_record(3, 3), [], 6, 5)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +90,18 @@ def test_an_idle_lock_has_room_for_any_capacity_but_for_no_more_slots_than_that(
     ],
 )
 def test_a_wait_without_a_capacity_uses_that_of_the_lock(record: LockRecord, slots: int, could: bool) -> None:
-    assert can_grant(record, [], slots, None, takes=False) is could
+    assert should_wake(record, [], slots, None, takes=False) is could
 
 
 def test_a_wait_without_a_capacity_is_for_a_plain_lock_where_readers_are() -> None:
-    assert not can_grant(a_record(SHARED, SHARED - 1, "reader"), [], 1, None, takes=True)
+    assert not should_wake(a_record(SHARED, SHARED - 1, "reader"), [], 1, None, takes=True)
 
 
 def test_a_waiter_for_a_plain_lock_is_not_woken_by_a_semaphore_with_a_set_capacity() -> None:
     fixed = a_record(3, 3, capacity_pinned=True)
-    assert can_grant(fixed, [], 1, 1, takes=True)  # a try tells the caller of the mismatch
-    assert not can_grant(fixed, [], 1, 1, takes=False)
-    assert can_grant(fixed, [], 1, 5, takes=False)
+    assert should_wake(fixed, [], 1, 1, takes=True)  # a try tells the caller of the mismatch
+    assert not should_wake(fixed, [], 1, 1, takes=False)
+    assert should_wake(fixed, [], 1, 5, takes=False)
 
 
 def test_the_last_free_slot_is_taken_without_a_dead_holder(world: World) -> None:
@@ -141,7 +141,7 @@ def test_the_parts_of_the_clock_skew_that_the_argument_takes_for_itself() -> Non
     """Rule R3: a stamp may be early by what is not corrected and by the whole second of a ``Date``, and one that
     arrives late may be older than the one whose place it takes."""
     assert _BEHIND_MS + 1000 == ESTIMATE_BEHIND_MS
-    assert ESTIMATE_BEHIND_MS + OVERTAKEN_MS == MIN_CLOCK_SKEW * 1000
+    assert ESTIMATE_BEHIND_MS + ESTIMATES_DIFFER_MS == MIN_CLOCK_SKEW * 1000
 
 
 def test_an_operation_that_learns_no_time_says_how_old_one_may_be(world: World) -> None:

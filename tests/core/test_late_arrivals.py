@@ -91,7 +91,7 @@ def test_a_beat_whose_clock_is_behind_the_last_writers_is_written_again_and_coun
     assert isinstance(renewed, Renewed)
     assert world.actions() == ["UpdateItem"] * 2
     first, second = other.stamps
-    assert (renewed.holder, renewed.sent_at) == (world.record().holders["a"], second.at)
+    assert (renewed.holder, renewed.stamped_at) == (world.record().holders["a"], second.at)
     assert renewed.holder.version == second.version != first.version
     assert renewed.holder.renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
 

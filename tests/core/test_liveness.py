@@ -238,10 +238,10 @@ def test_a_holder_whose_beats_fail_has_given_up_before_anybody_takes_over(
     world = make_world(dates=dates)
     holder, observer = Host(world, "a", clock_rate=rate), Host(world, "b", booted=0.0)
     term = holder.term()
-    term.renewed(holder.take().sent_at, LEASE_MS)
+    term.renewed(holder.take().stamped_at, LEASE_MS)
     for _ in range(3):
         world.now += 5.0
-        term.renewed(holder.beat().sent_at, LEASE_MS)
+        term.renewed(holder.beat().stamped_at, LEASE_MS)
 
     taken = observer.acquiring(poll_interval=0.25).finish()
 

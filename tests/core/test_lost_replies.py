@@ -45,7 +45,7 @@ def test_a_lease_found_again_gets_a_token_of_its_own_and_counts_from_then(world:
 
     assert isinstance(granted, Granted)
     assert granted.token > others.token
-    assert granted.sent_at == host.now()
+    assert granted.stamped_at == host.now()
     assert world.record().available == 0, "its slot was not taken a second time"
     holder = world.record().holders["a"]
     assert holder.version == host.stamps[-1].version

@@ -242,11 +242,11 @@ def test_with_a_stream_what_is_free_is_read_again_at_the_next_interval_until_it_
     poll = Poll()
     poll.wait("one")
     poll.now = 10.0
-    poll.watch.confirmed(10.0)
+    poll.watch.reported_until(10.0)
     poll.once(lock(held=0))
     assert poll.watch._due == {"k": 11.0}
     poll.now = 11.0
-    poll.watch.confirmed(11.0)
+    poll.watch.reported_until(11.0)
     poll.once([])
     assert poll.watch._due == {}
     assert poll.slept > 0

@@ -13,7 +13,7 @@ from airflow_dynamo_lock.core.model.limits import LONGEST_TIME
 from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.codec import encode
-from airflow_dynamo_lock.core.table.items import waiter_record
+from airflow_dynamo_lock.core.table.items import read_waiter
 from proof.simulator.stepped import BEGIN_MS, KEY, Host, World, a_holder
 
 HOLDER = {
@@ -162,7 +162,7 @@ def test_the_least_that_the_entry_of_a_waiter_may_say_is_read() -> None:
         "key": KEY, "entry": "waiter/50/000000000000001/x", "lease_id": "a", "owner": "me", "slots": 1, "capacity": 1,
         "priority": 0, "since": 0, "until": 0, "renewed_at": 0, "version": "v",
     }  # fmt: skip
-    waiter = waiter_record({name: encode(value) for name, value in said.items()}, "t")
+    waiter = read_waiter({name: encode(value) for name, value in said.items()}, "t")
     assert (waiter.since_ms, waiter.until_ms, waiter.renewed_at_ms) == (0, 0, 0)
 
 

@@ -152,7 +152,7 @@ def test_nobody_enters_a_lease_that_is_gone(world: World, host: Host) -> None:
 def test_a_lease_counts_from_when_the_write_was_sent_less_a_margin() -> None:
     now = 100.0
     term = Term(lambda: now)
-    term.renewed(sent_at=98.0, lease_ms=30_000)
+    term.renewed(stamped_at=98.0, lease_ms=30_000)
 
     assert term.remaining() == pytest.approx(98.0 + 30.0 * (1 - MARGIN) - 100.0)
 
@@ -161,24 +161,24 @@ def test_the_time_left_never_goes_below_zero() -> None:
     now = 100.0
     term = Term(lambda: now)
     assert term.remaining() == 0.0
-    term.renewed(sent_at=0.0, lease_ms=30_000)
+    term.renewed(stamped_at=0.0, lease_ms=30_000)
     assert term.remaining() == 0.0
 
 
 def test_an_answer_that_comes_late_does_not_shorten_the_time() -> None:
     term = Term(lambda: 0.0)
-    term.renewed(sent_at=10.0, lease_ms=30_000)
-    term.renewed(sent_at=5.0, lease_ms=30_000)
+    term.renewed(stamped_at=10.0, lease_ms=30_000)
+    term.renewed(stamped_at=5.0, lease_ms=30_000)
 
     assert term.until == 10.0 + 30.0 * (1 - MARGIN)
 
 
 def test_a_lost_lease_stays_lost_and_keeps_its_first_reason() -> None:
     term = Term(lambda: 0.0)
-    term.renewed(sent_at=0.0, lease_ms=30_000)
+    term.renewed(stamped_at=0.0, lease_ms=30_000)
     term.lose("it was broken")
     term.lose("it was released")
-    term.renewed(sent_at=1.0, lease_ms=30_000)
+    term.renewed(stamped_at=1.0, lease_ms=30_000)
 
     assert term.remaining() == 0.0
     assert term.lost == "it was broken"
@@ -187,7 +187,7 @@ def test_a_lost_lease_stays_lost_and_keeps_its_first_reason() -> None:
 def test_a_lease_says_when_and_why_it_is_lost() -> None:
     now = 0.0
     term = Term(lambda: now)
-    term.renewed(sent_at=0.0, lease_ms=30_000)
+    term.renewed(stamped_at=0.0, lease_ms=30_000)
     lease = Lease(KEY, "id-1", 7, "me", 1, 1, 30_000, 15_000, 0, term=term)
     lease.check()
 
@@ -202,7 +202,7 @@ def test_a_lease_says_when_and_why_it_is_lost() -> None:
 
 def test_a_lease_survives_json_and_is_not_valid_until_it_is_renewed() -> None:
     term = Term(lambda: 0.0)
-    term.renewed(sent_at=0.0, lease_ms=30_000)
+    term.renewed(stamped_at=0.0, lease_ms=30_000)
     lease = Lease(KEY, "id-1", 7, "me", 1, 1, 30_000, 15_000, 0, term=term)
 
     copy = Lease.from_dict(lease.as_dict())
@@ -408,5 +408,5 @@ def test_a_keeper_that_is_denied_now_and_then_goes_on_without_end(world: World, 
 
 def _held(host: Host) -> Term:
     term = host.term()
-    term.renewed(host.take("a").sent_at, 30_000)
+    term.renewed(host.take("a").stamped_at, 30_000)
     return term

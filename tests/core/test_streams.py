@@ -52,7 +52,7 @@ class Stream:
         self.follow()
 
     def _hear(self) -> None:
-        changed, confirmed = self.watch.changed, self.watch.confirmed
+        changed, confirmed = self.watch.changed, self.watch.reported_until
 
         def tell_changed(keys: Any = None) -> None:
             named = None if keys is None else list(keys)
@@ -66,7 +66,7 @@ class Stream:
             confirmed(until)
 
         self.watch.changed = tell_changed  # type: ignore[method-assign]
-        self.watch.confirmed = tell_heard  # type: ignore[method-assign]
+        self.watch.reported_until = tell_heard  # type: ignore[method-assign]
 
     def follow(self) -> None:
         if not hasattr(self, "reader"):
@@ -391,7 +391,7 @@ class Poll:
         while self.now < at:
             self.now = round(self.now + 0.1, 3)
             if hears and round(self.now * 10) % 2 == 0:
-                self.watch.confirmed(self.now)
+                self.watch.reported_until(self.now)
             self.go()
 
     def go(self) -> None:
@@ -472,7 +472,7 @@ def test_when_the_stream_falls_silent_polling_is_back_at_its_pace(says: str) -> 
     poll.until(5)
     poll.new_reads()
     if says == "an end":
-        poll.watch.confirmed(None)
+        poll.watch.reported_until(None)
         poll.go()
         assert [at for at, *_ in poll.reads] == [5], "at once"
     poll.until(10, hears=False)

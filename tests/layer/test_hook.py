@@ -170,7 +170,7 @@ async def test_a_trigger_is_told_by_the_stream(monkeypatch: pytest.MonkeyPatch, 
     connect(monkeypatch, table="streamed", endpoint_url=url, region_name="eu-central-1", streams=True)
     async with DynamoLockHook().async_client() as (client, _):
         waiting = asyncio.create_task(client.acquire("k", poll_interval=600))
-        while client._core.poller._confirmed_until == -math.inf:  # noqa: ASYNC110 - nothing else tells
+        while client._core.poller._reported_until == -math.inf:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.01)
         await asyncio.to_thread(streamed.release, held)
         assert await asyncio.wait_for(waiting, PATIENCE)

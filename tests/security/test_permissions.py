@@ -250,7 +250,7 @@ def follows(sdk: Any, policy: dict[str, Any], table: str = "streamed_locks") -> 
             watch.remove(ticket)
 
     locks._run(locks._core.stream_reader.follow(), sleep)
-    return watch._confirmed_until > -math.inf, *guarded
+    return watch._reported_until > -math.inf, *guarded
 
 
 def _for(policy: dict[str, Any], table: str) -> dict[str, Any]:

@@ -56,16 +56,16 @@ class Scene:
 
 
 def test_a_transaction_is_carried_out_once_however_often_it_arrives() -> None:
-    for weather in (Weather(late=1.0), Weather(unheard=1.0)):
+    for weather in (Weather(late=1.0), Weather(answer_lost=1.0)):
         scene = Scene(weather)
         assert isinstance(scene.after(count_up), ReadTimeoutError)
-        assert scene.world.faults["sent again by the SDK"] == 1
+        assert scene.world.faults["request retried by the SDK"] == 1
         assert scene.counts() == [1, 1]
         assert scene.applied == list(BOTH)
 
 
 def test_a_transaction_that_the_sdk_sends_again_has_succeeded() -> None:
-    scene = Scene(Weather(unheard=0.5), seed=4)
+    scene = Scene(Weather(answer_lost=0.5), seed=4)
     output = scene.after(count_up)
     assert output["ResponseMetadata"]["RetryAttempts"] == 1
     assert scene.counts() == [1, 1]

@@ -49,7 +49,7 @@ from airflow_dynamo_lock.core.model.errors import (
 )
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.model.text import utc
-from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS, took_over
+from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS, took_over
 from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
 from airflow_dynamo_lock.core.table.items import holder_values
@@ -234,7 +234,10 @@ class S3Objects(S3Requests, OneHolder):
             if seen is not None:
                 if ours["version"] != seen:
                     return None
-            elif stamp.server_ms is not None and ours.get("renewed_at", 0) > stamp.best_ms + OVERTAKEN_MS:
+            elif (
+                stamp.server_ms is not None
+                and ours.get("renewed_at", 0) > stamp.best_ms + ESTIMATES_DIFFER_MS
+            ):
                 return None
             if unless_draining and "draining" in ours:
                 return None

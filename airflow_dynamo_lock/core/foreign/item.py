@@ -15,7 +15,7 @@ from airflow_dynamo_lock.core.model.arguments import checked_key
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table.codec import decode, encode
-from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS, placeholders
+from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS, placeholders
 from airflow_dynamo_lock.core.table.items import read_holder
 from airflow_dynamo_lock.core.table.reads import TableReads
 
@@ -265,7 +265,7 @@ class ForeignItem(ItemLayout, TableReads, OneHolder):
         values: dict[str, Any] = {
             ":me": lease_id,
             ":seen": seen,
-            ":no_newer": stamp.best_ms + OVERTAKEN_MS,
+            ":no_newer": stamp.best_ms + ESTIMATES_DIFFER_MS,
             ":new_lease_ms": lease_ms,
         }
         assignments = []

@@ -17,8 +17,8 @@ from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.attempt import UNDO_WITHIN, Attempting
 from airflow_dynamo_lock.core.lock.requests import Requests
 from airflow_dynamo_lock.core.model.capacity import (
-    can_grant,
     check_pinned,
+    should_wake,
 )
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import (
@@ -33,7 +33,7 @@ from airflow_dynamo_lock.core.model.outcomes import (
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition, Waiter
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
 from airflow_dynamo_lock.core.queue.view import on_change
-from airflow_dynamo_lock.core.wait.admission import AdmissionWindow, RequestSlot
+from airflow_dynamo_lock.core.wait.admission import Admission, AdmissionWindow
 from airflow_dynamo_lock.log import log
 
 # Shortest timeout of a request, in seconds, even if the caller has less time left.
@@ -74,7 +74,7 @@ class Acquiring:
         :param now: monotonic seconds.
         :param timeout: maximum time to wait, in seconds; 0 tries once, None waits without a limit.
         :param poll_interval: seconds between reads of the table.
-        :param undo: the lease id is used by this process alone (see `Attempting.try_acquire_all`).
+        :param undo: no other process uses the lease id (`Attempting.try_acquire_all`).
         :param on_busy: called with the lock after each attempt that found it busy.
         :param on_position: called with the position in the queue whenever it has changed.
         :raises LockTimeoutError: a lock was not free in time; the message names its holders.
@@ -82,16 +82,18 @@ class Acquiring:
         """
         deadline = None if timeout is None else now + timeout
         claim = claims[0]  # the one that was last found busy
-        mine: dict[str, Waiter] = {}  # the claims' places in the queues
+        # A claimant without waiters in `mine` is a newcomer. With them it has tickets; it is queued once its entries
+        # are written (`enqueued`). If that write failed, only the entries are written again.
+        mine: dict[str, Waiter] = {}
         enqueued = False
         report_position = on_change(on_position) if on_position else None
-        slot = RequestSlot(self.window)
+        admission = Admission(self.window)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - now)
                 within = None if left is None else max(left, _ANSWER_WITHIN)
-                if not enqueued and left != 0 and not slot.is_admitted():
-                    now = yield Sleep(slot.pause(poll_interval, self.requests.stamp().jitter, left))
+                if not enqueued and left != 0 and not admission.is_admitted():
+                    now = yield Sleep(admission.pause(poll_interval, self.requests.stamp().jitter, left))
                     continue
                 try:
                     if not mine or enqueued:
@@ -99,7 +101,7 @@ class Acquiring:
                             claims, within=within, undo=undo, mine=mine
                         )
                         if not isinstance(outcome, Busy):
-                            slot.answered()
+                            admission.answered()
                             if mine:
                                 yield from self._dequeue_with(outcome, mine, undo=undo)
                             return outcome
@@ -127,9 +129,9 @@ class Acquiring:
                     if mine and not enqueued:
                         yield from self.queue.enqueue(list(mine.values()), within)
                         enqueued = True
-                    slot.answered()
+                    admission.answered()
                 except LockUnavailableError as unavailable:
-                    slot.timed_out()
+                    admission.timed_out()
                     stamp = self.requests.stamp()
                     left = None if deadline is None else max(0.0, deadline - stamp.at)
                     if left == 0:
@@ -141,7 +143,7 @@ class Acquiring:
                         claims = [replace(each, lease_id=lease_id, former=former) for each in claims]
                         claim = next(each for each in claims if each.key == claim.key)
                     log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
-                    now = yield Sleep(slot.pause(poll_interval, stamp.jitter, left))
+                    now = yield Sleep(admission.pause(poll_interval, stamp.jitter, left))
                     continue
                 now = yield WaitForSlots(
                     claim.key,
@@ -164,7 +166,7 @@ class Acquiring:
                 )
             raise
         finally:
-            slot.close()
+            admission.close()
 
     def _dequeue_with(
         self, granted: tuple[Granted, ...], mine: Mapping[str, Waiter], *, undo: bool
@@ -198,26 +200,26 @@ class Acquiring:
         :raises LockValueError: the pinned capacity of the lock is too small for the slots.
         """
         deadline = None if timeout is None else now + timeout
-        slot = RequestSlot(self.window)
+        admission = Admission(self.window)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - now)
-                if left != 0 and not slot.is_admitted():
-                    now = yield Sleep(slot.pause(poll_interval, self.requests.stamp().jitter, left))
+                if left != 0 and not admission.is_admitted():
+                    now = yield Sleep(admission.pause(poll_interval, self.requests.stamp().jitter, left))
                     continue
                 try:
                     within = None if left is None else max(left, _ANSWER_WITHIN)
                     record, room = yield from self.look(key, slots, capacity, within)
                 except LockUnavailableError as unavailable:
-                    slot.timed_out()
+                    admission.timed_out()
                     stamp = self.requests.stamp()
                     left = None if deadline is None else max(0.0, deadline - stamp.at)
                     if left == 0:
                         raise
                     log.warning("Waiting for free slots of the lock %r: %s", key, unavailable)
-                    now = yield Sleep(slot.pause(poll_interval, stamp.jitter, left))
+                    now = yield Sleep(admission.pause(poll_interval, stamp.jitter, left))
                     continue
-                slot.answered()
+                admission.answered()
                 if room or record is None:
                     return record
                 if left == 0:
@@ -226,7 +228,7 @@ class Acquiring:
                     key, slots, takes=False, poll_interval=poll_interval, seconds=left, capacity=capacity
                 )
         finally:
-            slot.close()
+            admission.close()
 
     def look(
         self, key: str, slots: int, capacity: int | None, within: float | None = None
@@ -242,7 +244,7 @@ class Acquiring:
         record = self.requests.format.record(item, reply.server_ms)
         check_pinned(record, slots)
         dead = self.observer.see(record, reply)
-        return record, can_grant(record, dead, slots, capacity, takes=False)
+        return record, should_wake(record, dead, slots, capacity, takes=False)
 
 
 def _not_in_time(key: str, timeout: float, busy: Busy) -> str:

@@ -21,7 +21,7 @@ from airflow_dynamo_lock.core.lock.release import Releasing
 from airflow_dynamo_lock.core.lock.requests import CONFLICT_PAUSE, ROUNDS, Requests
 from airflow_dynamo_lock.core.model.capacity import (
     choose_dead,
-    has_capacity,
+    has_free_slots,
     with_pinned_capacity,
 )
 from airflow_dynamo_lock.core.model.claim import Claim
@@ -79,8 +79,9 @@ class Attempting:
 
         :param claims: claims for different keys with the same lease id.
         :param within: timeout of each request.
-        :param undo: release the leases if an attempt fails and its writes may have been applied (R5). Only for a lease
-            id that no other process uses: two processes of Airflow may run the same attempt.
+        :param undo: no other process uses this lease id. So if an attempt fails and its writes may have been applied,
+            this process releases the leases (R5), and may continue with a new lease id. False if another process may
+            run the same attempt, as two processes of Airflow may.
         :param mine: the caller's entries in the queues, by key.
         :raises CapacityMismatchError: a lock is in use with another capacity or mode.
         :raises LockNotFoundError: a lock has no record, and the claim is for existing locks only.
@@ -136,7 +137,7 @@ class Attempting:
                         return granted
                 seen = yield from self.requests.record_after(claim.key, reply, within)
                 busy = None if seen[0] is None else Busy(seen[0])
-            choice = yield from self._consider(claim, seen, mine, within)
+            choice = yield from self._next_write(claim, seen, mine, within)
             if isinstance(choice, Busy):
                 return choice
             write = choice
@@ -155,7 +156,7 @@ class Attempting:
             writes = {each.key: self._first_write(each) for each in claims}
         for attempt in range(ROUNDS):
             for claim in unclear:
-                choice = yield from self._consider(claim, seen.get(claim.key), mine.get(claim.key), within)
+                choice = yield from self._next_write(claim, seen.get(claim.key), mine.get(claim.key), within)
                 if isinstance(choice, Busy):
                     if granted_before and undo:
                         yield from self.undo(claims)  # a lease was lost before the grants were confirmed
@@ -196,7 +197,7 @@ class Attempting:
         turn = QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
         return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, turn))
 
-    def _consider(
+    def _next_write(
         self, claim: Claim, seen: Seen | None, mine: Waiter | None, within: float | None
     ) -> Operation[GrantWrite | Busy]:
         """The next write for a claim, or `Busy`. Reads the queue if it matters.
@@ -205,14 +206,14 @@ class Attempting:
         :param mine: the claim's entry in the queue; None for a newcomer.
         """
         if seen is not None and (seen[0] is None or seen[0].queue_head is None or not claim.fair):
-            return (yield from self._choose(claim, *seen, None, within))
+            return (yield from self._write_for(claim, *seen, None, within))
         view = yield from self.queue.reader.look(claim, mine, within)
         self.queue.discard(claim.key, view.dead)
         if not view.enqueued and mine is not None:
             yield from self.queue.enqueue([mine], within)
-        return (yield from self._choose(claim, view.record, view.reply, view, within))
+        return (yield from self._write_for(claim, view.record, view.reply, view, within))
 
-    def _choose(
+    def _write_for(
         self,
         claim: Claim,
         record: LockRecord | None,
@@ -257,30 +258,31 @@ class Attempting:
                 return Busy(record, ahead)
             return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
         dead = self.observer.see(record, reply)
-        if not has_capacity(record, dead, claim.slots, claim.capacity):
+        if not has_free_slots(record, dead, claim.slots, claim.capacity):
             return Busy(record, ahead)
         leave = sum(each.slots for each in ahead)
         if ahead and (
             not all(compatible(each.capacity, claim.capacity) for each in ahead)
-            or not has_capacity(record, dead, claim.slots + leave, claim.capacity)
+            or not has_free_slots(record, dead, claim.slots + leave, claim.capacity)
         ):
             return Busy(record, ahead)
         if not record.holders:
             return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
-        has_room = record.capacity == claim.capacity and record.available >= claim.slots + leave
+        enough_free = record.capacity == claim.capacity and record.available >= claim.slots + leave
         clears = claim.kind is Kind.SHARED and dead
-        if has_room and not clears:
+        if enough_free and not clears:
             return GrantWrite(
                 claim, stamp, self.requests.format.acquire_slots(claim, stamp, record, turn, leave)
             )
-        victims = choose_dead(claim, record, dead, leave)
-        if len(victims) > MAX_REMOVED and not has_room:
-            return (yield from self._clear(claim, record, victims, view, within))
-        victims = victims[:MAX_REMOVED]
-        write = self.requests.format.reclaim(claim, record, victims, stamp, turn, leave)
-        return GrantWrite(claim, stamp, write, () if has_room else victims)
+        removed = choose_dead(claim, record, dead, leave)
+        if len(removed) > MAX_REMOVED and not enough_free:
+            return (yield from self._remove_some_dead(claim, record, removed, view, within))
+        removed = removed[:MAX_REMOVED]
+        write = self.requests.format.reclaim(claim, record, removed, stamp, turn, leave)
+        # If enough slots were free, the grant did not need those of the dead holders.
+        return GrantWrite(claim, stamp, write, () if enough_free else removed)
 
-    def _clear(
+    def _remove_some_dead(
         self,
         claim: Claim,
         record: LockRecord,
@@ -288,7 +290,8 @@ class Attempting:
         view: View | None,
         within: float | None,
     ) -> Operation[GrantWrite | Busy]:
-        """Remove some of the dead holders, of whom there are too many for one write, and choose again."""
+        """Remove some of the dead holders, because one write cannot remove all, and choose the next write."""
+        # The last ones, because the first ones died at work: the reclaim that follows sets `took_over` for them.
         some = dead[-MAX_REMOVED:]
         reply: Reply = yield with_timeout(
             self.requests.format.remove_dead(claim.key, some, self.requests.stamp()), within
@@ -298,10 +301,11 @@ class Attempting:
             return Busy(record)
         log.info("Removed %d dead holders of the lock %r.", len(some), claim.key)
         record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
-        return (yield from self._choose(claim, record, reply, view, within))
+        return (yield from self._write_for(claim, record, reply, view, within))
 
 
 def _contended(claim: Claim) -> Busy:
+    """Busy, with an invented record: other writes came first each time, and no response showed the lock."""
     return Busy(LockRecord(claim.key, claim.capacity, claim.capacity, {}, token=0))
 
 

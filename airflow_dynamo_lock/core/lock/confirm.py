@@ -34,13 +34,13 @@ class GrantWrite:
 
     :ivar claim: the claim, with the capacity of the lock.
     :ivar stamp: the stamp of the write.
-    :ivar victims: the dead holders that the write removes.
+    :ivar removed: the dead holders that the write removes.
     """
 
     claim: Claim
     stamp: Stamp
     request: Request
-    victims: tuple[Holder, ...] = ()
+    removed: tuple[Holder, ...] = ()
 
 
 #: A lock, and the response that delivered it.
@@ -111,7 +111,7 @@ class Confirming:
             stamp.at,
             # As the record says, because an earlier write of the same claim may have taken over (R5).
             took_over=holder.took_over,
-            reclaimed=tuple(each for each in write.victims if not each.cooling_down),
+            reclaimed=tuple(each for each in write.removed if not each.cooling_down),
         )
 
     def granted_all(

@@ -23,8 +23,8 @@ _PRESENCE_INTERVAL = 4.0
 _PRESENCE_AFTER = 5.0
 # Seconds between two rounds of maintenance.
 _ROUND = 1.0
-# A write may still arrive this long after it was sent; seconds until a removal that came too early is repeated.
-_LATE_PAUSE = 10.0
+# Seconds between two removals of an entry whose write may still arrive.
+_REMOVE_AGAIN_AFTER = 10.0
 # Stop retrying the removal of an entry after this many seconds: other processes skip a dead entry anyway.
 _DEQUEUE_FOR = 300.0
 
@@ -97,4 +97,4 @@ class Presence:
                 if self.queue.leftovers.get(entry) is leftover:
                     del self.queue.leftovers[entry]
             else:
-                leftover.due = min(leftover.until, now + _LATE_PAUSE)
+                leftover.due = min(leftover.until, now + _REMOVE_AGAIN_AFTER)

@@ -36,7 +36,7 @@ class Renewing:
     ) -> Operation[Renewed | Draining | Lost]:
         """Send one heartbeat with an edit. The edit `Heartbeat` is never answered by `Draining`.
 
-        DynamoDB refuses a heartbeat if the record has a newer stamp than its own, or no stamp to compare with. Then the
+        DynamoDB refuses a heartbeat if the record has a newer time than its own, or none to compare with. Then the
         heartbeat is repeated with a fresh stamp, on condition of the version that the refusal showed.
 
         A process that knows no recent server time reads the lock first. A heartbeat without a stamp could not be told
@@ -117,7 +117,7 @@ class Renewing:
                 return outcome
             renewed.append(outcome)
         first = min(renewed, key=lambda each: each.holder.lease_ms)
-        return Renewed(first.holder, min(each.sent_at for each in renewed))
+        return Renewed(first.holder, min(each.stamped_at for each in renewed))
 
     def _renew_together(
         self, leases: Sequence[Lease], edit: Heartbeat | Change, until: float | None
@@ -170,11 +170,12 @@ class Renewing:
                 return
             log.debug("Heartbeat of %s.", LeaseSet(tuple(leases)))
             # A draining lease is the shorter one that the record shows now.
-            term.renewed(outcome.sent_at, min(lease_ms, outcome.holder.lease_ms))
+            term.renewed(outcome.stamped_at, min(lease_ms, outcome.holder.lease_ms))
             pause = interval
 
     def keep_for_processes(self, leases: Sequence[Lease], interval: float) -> Operation[Draining | Lost]:
-        """Send heartbeats on behalf of the processes inside, until every lease drains or is lost (R9).
+        """Send the heartbeats of the heartbeat task, until every lease drains or is lost (R9). Processes inside send
+        their own; these cover the time in which no process is inside.
 
         Returns the outcome of the lease that ended first.
 

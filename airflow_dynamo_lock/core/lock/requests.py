@@ -67,12 +67,15 @@ class Requests:
         return reply
 
     def fresh_stamp(self, key: str, most_ms: int, until: float | None) -> Operation[Stamp]:
-        """A stamp with a recent server time. If the estimate is too old, as after the machine was suspended, read the
-        lock first: the host's clock may have drifted, and an early stamp makes a live holder look dead.
+        """A stamp whose server time is recent; or one without it, if no response ever had a ``Date``.
+
+        If the estimate is too old, as after the machine was suspended, read the lock first: the host's clock may have
+        drifted, and an early stamp makes a live holder look dead.
 
         :param most_ms: maximum age of the estimate, milliseconds. The length of the lease is safe, because a holder
             does not use the last tenth of it (`limits.MARGIN`), and clocks drift by no more than that.
-        :raises LockUnavailableError: the responses had no ``Date``, or took longer than `most_ms`.
+        :raises LockUnavailableError: an old estimate could not be replaced: the responses had no ``Date``, or took
+            longer than `most_ms`.
         """
         for _ in range(ROUNDS):
             if (stamp := self.stamp()).is_fresh(most_ms):

@@ -27,7 +27,7 @@ from airflow_dynamo_lock.core.model.text import shown
 Seconds = float | int | timedelta
 
 
-# These times end with the record at the latest.
+# The record enforces these times, and DynamoDB may delete an idle record after `RETENTION`.
 _LONGEST = dict.fromkeys(("release_grace", "min_hold"), RETENTION)
 
 

@@ -1,4 +1,4 @@
-"""Whether a lock has capacity for a claim: free slots, dead holders, and the kind of the lock."""
+"""Whether a lock can grant a claim: free slots, dead holders, and the kind of the lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def free_slots(record: LockRecord, dead: list[Holder]) -> int:
     return record.available + sum(holder.slots for holder in dead)
 
 
-def has_capacity(record: LockRecord, dead: list[Holder], slots: int, capacity: int) -> bool:
+def has_free_slots(record: LockRecord, dead: list[Holder], slots: int, capacity: int) -> bool:
     """Whether the lock can grant `slots` of `capacity` now.
 
     :raises CapacityMismatchError: the lock is in use with another capacity, or its capacity is pinned to another one.
@@ -30,13 +30,14 @@ def has_capacity(record: LockRecord, dead: list[Holder], slots: int, capacity: i
     return idle and slots <= capacity
 
 
-def can_grant(
+def should_wake(
     record: LockRecord, dead: list[Holder], slots: int, capacity: int | None, *, takes: bool
 ) -> bool:
     """Whether a waiter for `slots` has a reason to try now.
 
     :param capacity: capacity of its claim; None accepts any lock that is not shared.
-    :param takes: the waiter acquires the slots, so it must try and get the error if the lock's capacity is another.
+    :param takes: the waiter acquires the slots. It is also woken for a lock of another capacity, so that its attempt
+        raises the error.
     """
     if capacity is None:
         capacity = 1 if record.kind is Kind.SHARED and not record.capacity_pinned else record.capacity
@@ -44,7 +45,7 @@ def can_grant(
         return takes
     try:
         counts = effective_capacity(capacity, record)
-        return has_capacity(record, dead, min(slots, max(1, counts)), counts)
+        return has_free_slots(record, dead, min(slots, max(1, counts)), counts)
     except CapacityMismatchError:
         return takes
 

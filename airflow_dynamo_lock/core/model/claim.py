@@ -31,7 +31,7 @@ class LockOptions(TypedDict, total=False):
     min_hold: Seconds | None
     #: False neither queues nor respects the queue. True by default.
     fair: bool
-    #: Position in the queue, from -999 to 999; a higher priority is granted first. 0 by default.
+    #: From -999 to 999, 0 by default. A waiter with a higher priority is granted first.
     priority: int
 
 
@@ -76,7 +76,8 @@ class LockSpec:
 class Claim:
     """One attempt to acquire slots of one lock.
 
-    :ivar lease_id: new for each attempt (R7, one lease id per attempt). A later attempt has a larger id.
+    :ivar lease_id: new for each attempt (R7, one lease id per attempt). With `attempt_of`, a later attempt has a
+        larger id: `supersedes` relies on it.
     :ivar owner: name of the holder, for people to read.
     :ivar lease_ms: how long the lease lasts after a heartbeat, milliseconds.
     :ivar grace_ms: how long a drained lease lasts while processes are inside (R8), milliseconds.

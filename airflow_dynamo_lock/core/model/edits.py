@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Nothing. The only edit that renews a draining lease, too."""
+    """No edit. Renews a draining lease too."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """The length of the lease or the lock's data; without either, nothing.
+    """The length of the lease or the lock's data. Without either, a heartbeat that does not renew a draining lease.
 
     :ivar lease_ms: new length of the lease, milliseconds; None keeps it. Never shorter than before, because the holder
         may rely on the old length.

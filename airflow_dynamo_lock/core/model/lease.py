@@ -45,9 +45,9 @@ class Term:
         """Why the lease is lost; None if it is not."""
         return self._lost
 
-    def renewed(self, sent_at: float, lease_ms: int) -> None:
-        """Extend the term: a heartbeat that was *sent* at `sent_at` (monotonic seconds) has succeeded."""
-        self._until = max(self._until, sent_at + lease_ms / 1000 * (1 - MARGIN))
+    def renewed(self, stamped_at: float, lease_ms: int) -> None:
+        """Extend the term: a heartbeat whose stamp was made at `stamped_at` (monotonic seconds) has succeeded."""
+        self._until = max(self._until, stamped_at + lease_ms / 1000 * (1 - MARGIN))
 
     def lose(self, why: str) -> None:
         """End the lease at once and for good. The first reason is kept."""

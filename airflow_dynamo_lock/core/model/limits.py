@@ -5,7 +5,7 @@ from __future__ import annotations
 #: Longest time that an option accepts, in seconds: about thirty years, and no more than a thread can wait.
 LONGEST_TIME = 1e9
 
-#: DynamoDB's TTL may delete a record this long after its last write, in seconds.
+#: DynamoDB's TTL may delete a record this long after the end of its last lease, in seconds.
 RETENTION = 7 * 24 * 3600
 
 #: Lowest `max_clock_skew`, in seconds. R3 (proof of death) uses up this much of it: a stamp may be 3 s early, and a

@@ -14,7 +14,7 @@ class Granted:
     """The claim holds the lock.
 
     :ivar token: the fencing token.
-    :ivar sent_at: when the stamp of the write was made, monotonic seconds: the lease counts from then.
+    :ivar stamped_at: when the stamp of the write was made, monotonic seconds: the lease counts from then.
     :ivar took_over: slots came from a dead holder that may have left its work half done.
     :ivar reclaimed: the dead holders whose slots this grant took over.
     """
@@ -22,7 +22,7 @@ class Granted:
     claim: Claim
     token: int
     acquired_at_ms: int
-    sent_at: float
+    stamped_at: float
     took_over: bool = False
     reclaimed: tuple[Holder, ...] = ()
 
@@ -51,11 +51,11 @@ class Renewed:
     """The heartbeat was written.
 
     :ivar holder: the lease as the record shows it now; it may be `draining`.
-    :ivar sent_at: when the stamp of the write was made, monotonic seconds: the lease counts from then.
+    :ivar stamped_at: when the stamp of the write was made, monotonic seconds: the lease counts from then.
     """
 
     holder: Holder
-    sent_at: float
+    stamped_at: float
 
 
 @dataclass(frozen=True)

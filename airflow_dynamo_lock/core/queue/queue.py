@@ -87,8 +87,8 @@ class WaitQueue:
     ) -> Operation[list[Waiter]]:
         """Take a ticket in the queue of each claim's lock. Returns the waiters that the claims become.
 
-        Returns fewer waiters if a lock was forgotten in the meantime (the claim may be granted then), and none if other
-        claims took tickets first each time.
+        Returns none if the lock of a single claim was forgotten in the meantime (the claim may be granted then), or if
+        other writes came first each time.
 
         :param record: the lock as it was last read; only for a single claim.
         :param timeout: how long the claims will wait, in seconds, for people to read; None for no limit.
@@ -135,7 +135,7 @@ class WaitQueue:
         self, claims: Sequence[Claim], seconds: float | None
     ) -> Operation[tuple[Stamp, dict[str, int]]]:
         """Tickets of all queues, taken in one transaction. So of two waiters for some of the same locks, one comes
-        first in every queue, and they never wait for each other. None if all attempts met other writes."""
+        first in every queue, and they never wait for each other. No tickets if other writes came first each time."""
         for attempt in range(_ATTEMPTS):
             seen: dict[str, LockRecord] = {}
             for request in self.format.batch_get([each.key for each in claims], consistent=True):

@@ -112,7 +112,7 @@ class QueueReader:
             dead += [each.place for each in before if each.place not in alive]
             ahead += [each for each in living if not claim.supersedes(each)]
             cursor = reply.output.get("LastEvaluatedKey")
-            if not cursor or following is not None or not _has_capacity_behind(claim, ahead, record):
+            if not cursor or following is not None or not _fits_behind(claim, ahead, record):
                 break
         if not following and cursor is not None:
             enqueued = True  # unknown, because the queue was not read to its end
@@ -204,7 +204,10 @@ class QueueReader:
         ]
 
     def _is_dead(self, name: str, waiter: Waiter, reply: Reply) -> bool:
-        """Whether the entry's own heartbeat has expired, judged as that of a holder."""
+        """Whether the entry's own heartbeat has expired, judged as that of a holder.
+
+        `cooling_down` leaves out the margin for clocks: a waiter that is skipped by mistake loses only its turn.
+        """
         holder = Holder(
             name,
             waiter.owner,
@@ -251,7 +254,7 @@ def on_change(call: Callable[[QueuePosition], None]) -> Callable[[QueuePosition]
     return call_if_new
 
 
-def _has_capacity_behind(claim: Claim, ahead: list[Waiter], record: LockRecord | None) -> bool:
+def _fits_behind(claim: Claim, ahead: list[Waiter], record: LockRecord | None) -> bool:
     """Whether the idle lock would have capacity for all these waiters and the claim."""
     return all(compatible(each.capacity, claim.capacity) for each in ahead) and (
         sum(each.slots for each in ahead) + claim.slots <= effective_capacity(claim.capacity, record)

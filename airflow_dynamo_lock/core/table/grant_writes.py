@@ -11,7 +11,7 @@ from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.expressions import (
-    OVERTAKEN_MS,
+    ESTIMATES_DIFFER_MS,
     expiry,
     remove_clause,
     removed_data,
@@ -24,7 +24,7 @@ from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
 
 # R5: a delayed duplicate of an acquire must not retake a lock that its sender has since released. It is refused if a
 # slot was freed after it was stamped, unless the sender already knew of that release.
-_NOT_OVERTAKEN = (
+_NO_LATER_RELEASE = (
     "(attribute_not_exists(#last_freed_at) OR #last_freed_at <= :no_newer OR #last_freed_at = :seen_freed)"
 )
 
@@ -42,7 +42,7 @@ def _turn_values(turn: HeadUpdate) -> dict[str, Any]:
     return {**turn.values, ":next_head": turn.next}
 
 
-def _capacity_may_be(seen: LockRecord | None) -> str:
+def _capacity_change_allowed(seen: LockRecord | None) -> str:
     """Condition: the capacity of an idle lock may change, unless it is pinned."""
     return (
         "#capacity = :capacity"
@@ -51,12 +51,12 @@ def _capacity_may_be(seen: LockRecord | None) -> str:
     )
 
 
-def _hold(claim: Claim) -> str:
+def _set_hold_until(claim: Claim) -> str:
     return ", #holders.#me.#hold_until = :hold_until" if claim.min_hold_ms else ""
 
 
 def _freed_values(stamp: Stamp, seen: LockRecord | None) -> dict[str, int]:
-    no_newer = stamp.best_ms + OVERTAKEN_MS
+    no_newer = stamp.best_ms + ESTIMATES_DIFFER_MS
     last_freed_at_ms = None if seen is None else seen.last_freed_at_ms
     return {":no_newer": no_newer, ":seen_freed": no_newer if last_freed_at_ms is None else last_freed_at_ms}
 
@@ -80,15 +80,15 @@ class GrantWrites(RenewalWrites):
             f"#format_version = :version, #expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
             + remove_clause([*turn.remove, *removed_data(claim.data)]),
             # Checking the size as well as the counter protects holders if another program damaged the counter. The
-            # types refuse what `lock_record` cannot read, so a damaged record is left as it is.
+            # types refuse what `read_lock` cannot read, so a damaged record is left as it is.
             ("" if claim.only_existing else "(attribute_not_exists(#key) OR ")
             + "(attribute_type(#holders, :map) AND attribute_type(#capacity, :number) AND "
             "attribute_type(#token, :number) AND (attribute_not_exists(#data) OR attribute_type(#data, :map)) AND "
             "(attribute_not_exists(#last_ticket) OR attribute_type(#last_ticket, :number)) AND "
             "(attribute_not_exists(#queue_head) OR attribute_type(#queue_head, :text)) AND "
             f"{'attribute_not_exists(#token_base)' if foreign else 'attribute_type(#token_base, :text)'} AND "
-            f"#available = #capacity AND size(#holders) = :zero AND {_capacity_may_be(seen)} AND "
-            f"{_NOT_OVERTAKEN}{turn.and_condition})" + ("" if claim.only_existing else ")"),
+            f"#available = #capacity AND size(#holders) = :zero AND {_capacity_change_allowed(seen)} AND "
+            f"{_NO_LATER_RELEASE}{turn.and_condition})" + ("" if claim.only_existing else ")"),
             {
                 **_freed_values(stamp, seen),
                 **_turn_values(turn),
@@ -121,7 +121,7 @@ class GrantWrites(RenewalWrites):
             f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
             + remove_clause([*turn.remove, *removed_data(claim.data)]),
             "#available >= :need AND #capacity = :capacity AND attribute_not_exists(#holders.#me) AND "
-            + _NOT_OVERTAKEN
+            + _NO_LATER_RELEASE
             + turn.and_condition,
             {
                 **_freed_values(stamp, seen),
@@ -168,7 +168,7 @@ class GrantWrites(RenewalWrites):
         conditions = _unchanged(dead)
         if len(dead) == len(record.holders):
             # No other holder is left, so the counters start anew, and the capacity may change.
-            conditions.append(f"size(#holders) = :holders AND {_capacity_may_be(record)}")
+            conditions.append(f"size(#holders) = :holders AND {_capacity_change_allowed(record)}")
             counters = "#available = :left, #capacity = :capacity"
             values |= {":holders": len(dead), ":left": claim.capacity - claim.slots}
         else:
@@ -219,7 +219,7 @@ class GrantWrites(RenewalWrites):
             claim.lease_ms,
             stamp,
             mine.version,
-            ", #token = #token + :one, #holders.#me.#acquired_at = :acquired_at" + _hold(claim),
+            ", #token = #token + :one, #holders.#me.#acquired_at = :acquired_at" + _set_hold_until(claim),
             " AND #holders.#me.#slots = :slots AND #capacity = :capacity",
             values={
                 ":one": 1,
@@ -239,7 +239,7 @@ class GrantWrites(RenewalWrites):
             stamp,
             seen.holders[claim.lease_id].version,
             ", #token = :token, #token_base = :checked, #holders.#me.#acquired_at = :acquired_at"
-            + _hold(claim),
+            + _set_hold_until(claim),
             " AND #token = :seen_token",
             values={
                 ":hold_until": stamp.best_ms + claim.min_hold_ms,

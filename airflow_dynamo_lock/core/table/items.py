@@ -25,7 +25,7 @@ UNVERIFIED, VERIFIED = "unverified", "verified"
 #: Prefix of the sort keys of waiters' entries. They sort after the lock's own item.
 WAITER_ENTRY = "waiter/"
 
-#: The attributes of a lock's item, and those of its holders.
+#: The names that expressions use, and the attributes of a lock's item that `read_lock` decodes.
 ATTRIBUTES = [
     "key",
     "entry",
@@ -98,7 +98,7 @@ def waiter_values(waiter: Waiter) -> dict[str, Any]:
     return values | {name: value for name, value in optional.items() if value}
 
 
-def lock_record(item: Mapping[str, Any], table: str, server_ms: int | None) -> LockRecord:
+def read_lock(item: Mapping[str, Any], table: str, server_ms: int | None) -> LockRecord:
     """The lock that an item shows. Unknown attributes are ignored.
 
     :raises LockRecordError: the item is damaged.
@@ -141,7 +141,7 @@ def lock_record(item: Mapping[str, Any], table: str, server_ms: int | None) -> L
     return record
 
 
-def waiter_record(item: Mapping[str, Any], table: str) -> Waiter:
+def read_waiter(item: Mapping[str, Any], table: str) -> Waiter:
     """The waiter that an item shows.
 
     :raises TypeError, ValueError, RecursionError: the item is damaged.

@@ -18,10 +18,10 @@ ESTIMATE_BEHIND_MS = 3_000
 
 # The slots stay taken for `Claim.min_hold_ms`. A process without a response so far knows only its host's clock, which
 # may be ahead: it uses the first condition, and the refusal shows it the server's time.
-_NOT_HELD_FOR_A_WHILE = "attribute_not_exists(#holders.#me.#hold_until)"
+_NO_MIN_HOLD = "attribute_not_exists(#holders.#me.#hold_until)"
 
 
-_HELD_LONG_ENOUGH = f"({_NOT_HELD_FOR_A_WHILE} OR #holders.#me.#hold_until <= :now)"
+_MIN_HOLD_OVER = f"({_NO_MIN_HOLD} OR #holders.#me.#hold_until <= :now)"
 
 
 _NOT_DRAINING = " AND attribute_not_exists(#holders.#me.#draining)"
@@ -100,7 +100,7 @@ class LeaseWrites(RenewalWrites):
         :param confirmed: the caller received the grant, so its token has been compared with the server's time (R10).
         """
         proven = ", #token_base = :checked" if confirmed and stamp.server_ms is not None else ""
-        held = _HELD_LONG_ENOUGH if stamp.answered else _NOT_HELD_FOR_A_WHILE
+        held = _MIN_HOLD_OVER if stamp.answered else _NO_MIN_HOLD
         return self._remove(
             key,
             lease_id,

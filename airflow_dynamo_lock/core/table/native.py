@@ -19,7 +19,7 @@ from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY, PARTITION_KEY, SORT_KEY, lock_item_key
 from airflow_dynamo_lock.core.table.features import ALL_FEATURES, Feature
 from airflow_dynamo_lock.core.table.grant_writes import GrantWrites
-from airflow_dynamo_lock.core.table.items import lock_record
+from airflow_dynamo_lock.core.table.items import read_lock
 from airflow_dynamo_lock.core.table.lease_writes import LeaseWrites
 from airflow_dynamo_lock.core.table.queue_writes import QueueWrites
 
@@ -88,4 +88,4 @@ class NativeFormat(GrantWrites, LeaseWrites, QueueWrites):
 
         :raises LockRecordError: the item is not a lock, or is damaged.
         """
-        return lock_record(item, self.table, server_ms)
+        return read_lock(item, self.table, server_ms)

@@ -21,14 +21,14 @@ from airflow_dynamo_lock.core.table.expressions import (
 from airflow_dynamo_lock.core.table.items import (
     UNVERIFIED,
     WAITER_ENTRY,
-    waiter_record,
+    read_waiter,
     waiter_values,
 )
 from airflow_dynamo_lock.core.table.position import head_after, head_at, head_of, next_ticket, ticket_of
 from airflow_dynamo_lock.core.table.reads import TableReads
 
-# The head is not raised: another waiter may have lowered it.
-_HEAD_NOT_LOWER = " AND (attribute_not_exists(#queue_head) OR #queue_head >= :front)"
+# For a write that sets the head: refused if another waiter has set a lower (earlier) one, which it would raise.
+_HEAD_ABSENT_OR_HIGHER = " AND (attribute_not_exists(#queue_head) OR #queue_head >= :front)"
 
 # Sorts after all places.
 _LAST_PLACE = "~"
@@ -49,7 +49,7 @@ class QueueWrites(TableWrites, TableReads):
             f"SET #last_ticket = {'#last_ticket + :one' if seen.last_ticket else ':number'}"
             + (", #queue_head = :front" if lower else ""),
             f"attribute_exists(#key) AND attribute_{'exists' if seen.last_ticket else 'not_exists'}(#last_ticket)"
-            + (_HEAD_NOT_LOWER if lower else " AND #queue_head <= :front"),
+            + (_HEAD_ABSENT_OR_HIGHER if lower else " AND #queue_head <= :front"),
             {":one": 1, ":number": next_ticket(seen, stamp), ":front": front},
         )
 
@@ -84,7 +84,7 @@ class QueueWrites(TableWrites, TableReads):
                 if seen.last_ticket
                 else "attribute_exists(#key) AND attribute_not_exists(#last_ticket)"
             )
-            + (_HEAD_NOT_LOWER if lower else " AND #queue_head <= :front"),
+            + (_HEAD_ABSENT_OR_HIGHER if lower else " AND #queue_head <= :front"),
             {**values, ":drawn": seen.last_ticket},
         )
 
@@ -188,7 +188,7 @@ class QueueWrites(TableWrites, TableReads):
             if item[SORT_KEY] == encode(LOCK_ENTRY):
                 continue
             try:
-                found.append(waiter_record(item, self.table))
+                found.append(read_waiter(item, self.table))
             except (TypeError, ValueError, RecursionError):
                 continue
         return found

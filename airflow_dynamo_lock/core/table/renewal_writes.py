@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
-from airflow_dynamo_lock.core.table.expressions import OVERTAKEN_MS, TableWrites, expiry, remove_clause
+from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS, TableWrites, expiry, remove_clause
 
 
 class RenewalWrites(TableWrites):
@@ -29,10 +29,10 @@ class RenewalWrites(TableWrites):
 
         The write may arrive late, after newer renewals of the lease. It must not replace a newer stamp by its old one,
         or a live holder would look dead. So it succeeds only if the stamp in the record is no newer than its own (to
-        within `OVERTAKEN_MS`), or if the version in the record is still `seen`.
+        within `ESTIMATES_DIFFER_MS`), or if the version in the record is still `seen`.
 
-        A writer without server time *removes* the earlier stamp, which would make the new version look old, and leaves
-        `expires_at` as it is.
+        A writer without server time *removes* the earlier `renewed_at`, which would make the new version look old, and
+        leaves `expires_at` as it is.
         """
         stamped = stamp.server_ms is not None
         if seen is not None:
@@ -50,7 +50,7 @@ class RenewalWrites(TableWrites):
                 ":version": stamp.version,
                 ":expires_at": expiry(stamp, lease_ms),
                 ":renewed_at": stamp.server_ms,
-                ":no_newer": stamp.best_ms + OVERTAKEN_MS,
+                ":no_newer": stamp.best_ms + ESTIMATES_DIFFER_MS,
                 ":seen": seen,
                 **(values or {}),
             },

@@ -23,12 +23,12 @@ _MOST_FAILURES = 10
 class AdmissionWindow:
     """The newcomers of one process that may send requests now."""
 
-    _admitted: set[RequestSlot] = field(default_factory=set)
+    _admitted: set[Admission] = field(default_factory=set)
     _size: float = math.inf
 
 
 @dataclass(eq=False)
-class RequestSlot:
+class Admission:
     """One newcomer. It reports the result of each attempt, and when it sends no more."""
 
     window: AdmissionWindow

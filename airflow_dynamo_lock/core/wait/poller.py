@@ -14,7 +14,7 @@ from functools import partial
 
 from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Sleep, WaitForSlots
 from airflow_dynamo_lock.core.liveness import Observer
-from airflow_dynamo_lock.core.model.capacity import can_grant, effective_capacity, free_slots
+from airflow_dynamo_lock.core.model.capacity import effective_capacity, free_slots, should_wake
 from airflow_dynamo_lock.core.model.errors import LockError, LockUnavailableError
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.queue.view import QueueReader, queue_positions
@@ -81,10 +81,10 @@ class Poller:
     listeners: dict[str, list[EndListener]] = field(default_factory=dict)
     wake_up: Callable[[], None] = field(default=lambda: None)
     _pace: float = field(default=0.0, init=False)
-    # For each key: polls since the last read, polls between two reads, the state of its queue when positions were last
-    # reported, and the last ticket then.
+    # By key: polls since the queue was last read, and polls between two reads.
     _rounds: dict[str, int] = field(default_factory=dict, init=False)
     _pause: dict[str, int] = field(default_factory=dict, init=False)
+    # By key: the state of the queue when positions were last reported, and the last ticket then.
     _reported: dict[str, object] = field(default_factory=dict, init=False)
     _tickets: dict[str, int] = field(default_factory=dict, init=False)
     # When each queue was last read in which a waiter of this process has others ahead of it, and when the poller last
@@ -96,7 +96,7 @@ class Poller:
     # The keys that the stream reported, the time up to which it reported all changes, and when to read each lock again
     # because a holder may have died.
     _changed: set[str] = field(default_factory=set, init=False)
-    _confirmed_until: float = field(default=-math.inf, init=False)
+    _reported_until: float = field(default=-math.inf, init=False)
     _due: dict[str, float] = field(default_factory=dict, init=False)
     _now: float = field(default=0.0, init=False)
     _polled_at: float = field(default=-math.inf, init=False)
@@ -221,16 +221,16 @@ class Poller:
         if self._changed:
             self.wake_up()
 
-    def confirmed(self, until: float | None) -> None:
+    def reported_until(self, until: float | None) -> None:
         """All changes up to this time (monotonic seconds) have been reported. None: the stream cannot be read."""
-        if until is None and self._confirmed_until > -math.inf:
+        if until is None and self._reported_until > -math.inf:
             self.wake_up()
-        self._confirmed_until = -math.inf if until is None else until
+        self._reported_until = -math.inf if until is None else until
 
     def _read_soon(self, keys: set[str]) -> bool:
         """Read keys whose last change may have been missed: it was reported before they had waiters, or a read failed.
         False without a stream, since the next poll reads them anyway."""
-        if self._confirmed_until == -math.inf:
+        if self._reported_until == -math.inf:
             return False
         self._changed |= keys
         return True
@@ -250,7 +250,7 @@ class Poller:
             changed = self._changed | {key for key, at in self._due.items() if at <= now}
             self._due = {key: at for key, at in self._due.items() if at > now and key in self.waiters}
             self._changed, self._now = set(), now
-            follows_stream = now - self._confirmed_until <= self._pace
+            follows_stream = now - self._reported_until <= self._pace
             calm = max(self._pace, min(self._pace * _STREAM_SLOWDOWN, _STREAM_SLOWEST))
             if not (watched and follows_stream and now - self._polled_at < calm):
                 self._polled_at = now
@@ -290,7 +290,7 @@ class Poller:
             left = free_slots(record, dead)
             self._pause[key] = _pause(record, queue, left)
             leaves_to_first = self._leaves_to_first(key, record, left)
-            if self._confirmed_until > -math.inf:
+            if self._reported_until > -math.inf:
                 # Slots that stay free are no change that the stream could report.
                 soon = self._now + self.interval if left > 0 and queue else math.inf
                 self._due[key] = min(soon, self.observer.next_death(record, reply))
@@ -312,7 +312,9 @@ class Poller:
                 if enough and wants.takes:
                     left -= needs
             else:
-                enough = not taken and can_grant(record, dead, wants.slots, wants.capacity, takes=wants.takes)
+                enough = not taken and should_wake(
+                    record, dead, wants.slots, wants.capacity, takes=wants.takes
+                )
             if enough:
                 waiter.wake(None)
                 taken = taken or wants.takes

@@ -101,13 +101,13 @@ class StreamReader:
             asked_at = min(asked_at, reply.sent_at)
             records = reply.output["Records"]
             whole = whole and not _may_be_cut_off(records)
-            self.poller.changed(filter(None, map(_locked, records)))
+            self.poller.changed(filter(None, map(_changed_lock, records)))
             if not reply.output.get("NextShardIterator"):
                 raise StreamGoneError(f"The shard {shard} was closed.")
             self._iterators[shard] = reply.output["NextShardIterator"]
         self._read_at = asked_at
         if whole:
-            self.poller.confirmed(asked_at)
+            self.poller.reported_until(asked_at)
 
     def _check(self, now: float) -> Operation[None]:
         """Check which stream the table writes to: a disabled stream can still be read for a day."""
@@ -150,7 +150,7 @@ class StreamReader:
     def _restart(self) -> None:
         self._iterators = {}
         self._checked_at = -math.inf
-        self.poller.confirmed(None)
+        self.poller.reported_until(None)
 
     def _warn(self, failure: Exception) -> None:
         level = log.debug if self._warned else log.warning
@@ -168,7 +168,7 @@ def _may_be_cut_off(records: Sequence[Mapping[str, Any]]) -> bool:
     return len(records) >= _MOST_RECORDS or size > _MOST_BYTES
 
 
-def _locked(record: Mapping[str, Any]) -> str | None:
+def _changed_lock(record: Mapping[str, Any]) -> str | None:
     """The lock whose record has changed; None if another item has changed."""
     keys = record["dynamodb"]["Keys"]
     if keys.get(SORT_KEY) != {"S": LOCK_ENTRY}:
