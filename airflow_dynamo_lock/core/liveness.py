@@ -10,8 +10,8 @@ There are two proofs, each with an assumption of its own:
   observation proves that it is dead.
 
 No wall clock of a host decides. A process has only that clock for the stamp of its first write, so the grant counts
-only after the response has confirmed the time, or after the time was corrected (`core/lock/confirm.py`). A wrong verdict is caught
-once more: a reclaim is conditional on the dead holder's version, so a heartbeat in the meantime wins.
+only after the response has confirmed the time, or after the time was corrected (`core/lock/confirm.py`). A wrong
+verdict is caught once more: a reclaim is conditional on the dead holder's version, so a heartbeat in the meantime wins.
 """
 
 from __future__ import annotations
