@@ -24,8 +24,8 @@ from airflow_dynamo_lock.airflow.versions import (
     end_process,
     has_ended,
     is_talking_to_supervisor,
-    running_task,
     runs_in_dag_test,
+    task_runner_frame,
 )
 from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
@@ -93,7 +93,7 @@ class Guard:
 
         :raises LockLostError: a lease is lost or draining, so the task's code must not start.
         """
-        self._thread, self._runner = threading.current_thread(), running_task()
+        self._thread, self._runner = threading.current_thread(), task_runner_frame()
         if self._thread is threading.main_thread():
             signal.signal(_SIGNAL, _on_signal)
         atexit.register(self.leave)
@@ -139,7 +139,7 @@ class Guard:
         except LockError as failure:
             log.warning("Could not release the lock %s, the lease will run out: %s", self._held, failure)
 
-    def abandon(self) -> None:
+    def drain(self) -> None:
         """Drain the leases, because Airflow is about to kill this process.
 
         Each lease ends one grace after this process's last heartbeat. Errors are only logged.
@@ -271,7 +271,7 @@ def leave_ended_tasks(ti: Any = None) -> None:
                 guard.leave()
 
 
-class EnterLock:
+class EnterLease:
     """The ``pre_execute`` of a guarded task. It enters the acquire task's leases, or fails the task.
 
     :param acquire_task_id: id of the task that acquired the leases.

@@ -168,7 +168,7 @@ def from_result(result: Any, acquire_task_id: str) -> LeaseSet:
     return LeaseSet(tuple(Lease.from_dict(value) for value in values))
 
 
-def xcom_of(ti: Any, task_id: str, key: str = "return_value") -> dict[str, Any]:
+def xcom_arguments(ti: Any, task_id: str, key: str = "return_value") -> dict[str, Any]:
     """The arguments of `XCom` for a task in the same run and map index.
 
     :param key: key of the XCom; by default that of the task's result.

@@ -1,7 +1,7 @@
 """The operators that acquire, renew and release a lock, and the operator that runs a function while it holds one.
 
 If Airflow can start a task in the triggerer, the wait, the heartbeats and the release need no worker. If it cannot
-(`versions.may_start_from_trigger` says when), the task starts on a worker, and `execute` defers it from there. With
+(`versions.can_start_from_trigger` says when), the task starts on a worker, and `execute` defers it from there. With
 ``deferrable=False``, and in ``dag.test()``, `execute` does all of the work itself.
 """
 
@@ -24,7 +24,7 @@ from airflow_dynamo_lock.airflow.versions import (
     AirflowSkipException,
     BaseOperator,
     as_execute,
-    may_start_from_trigger,
+    can_start_from_trigger,
     runs_in_dag_test,
 )
 from airflow_dynamo_lock.core.model.arguments import Seconds
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 _TRIGGERS = "airflow_dynamo_lock.airflow.triggers"
 
 
-def start_in_triggerer(operator: BaseOperator, trigger: str, arguments: dict[str, Any], resume: str) -> None:
+def enable_start_from_trigger(
+    operator: BaseOperator, trigger: str, arguments: dict[str, Any], resume: str
+) -> None:
     """Let the scheduler defer an operator without a worker, if the triggerer can render the arguments.
 
     The attributes are set on the instance, never on the class: mapped tasks would inherit them from the class, with
@@ -59,7 +61,7 @@ def start_in_triggerer(operator: BaseOperator, trigger: str, arguments: dict[str
     :param arguments: the arguments of the trigger.
     :param resume: name of the operator's method that resumes the task on a worker.
     """
-    if may_start_from_trigger(operator, arguments):
+    if can_start_from_trigger(operator, arguments):
         operator.start_from_trigger = True
         operator.start_trigger_args = StartTriggerArgs(f"{_TRIGGERS}.{trigger}", resume, arguments)
 
@@ -118,7 +120,9 @@ class _Acquires(BaseOperator):
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         check_early(self)
         if deferrable:
-            start_in_triggerer(self, "DynamoLockAcquireTrigger", self._trigger_arguments(), self._resume)
+            enable_start_from_trigger(
+                self, "DynamoLockAcquireTrigger", self._trigger_arguments(), self._resume
+            )
 
     def _trigger_arguments(self) -> dict[str, Any]:
         names = (*lock_options.PARAMETERS, "on_timeout", "dynamo_lock_conn_id")
@@ -200,7 +204,7 @@ class DynamoLockAcquireOperator(_Acquires):
         )
 
     def execute_complete(self, context: Context, event: Any) -> Any:
-        """Return the leases from a trigger of an earlier version of this package. Today's trigger ends the task."""
+        """Return the leases from a trigger of an earlier version of this package. Now the trigger ends the task."""
         return event
 
 
@@ -226,7 +230,7 @@ class _UsesLease(BaseOperator):
     def execute_complete(self, context: Context, event: Any) -> None:
         """Do nothing: the trigger has done all of the work."""
 
-    def _acquired(self, context: Context) -> tuple[LockClient, LeaseSet]:
+    def _client_and_leases(self, context: Context) -> tuple[LockClient, LeaseSet]:
         ti = context["ti"]
         result = ti.xcom_pull(task_ids=self.acquire_task_id, map_indexes=ti.map_index)
         client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
@@ -255,7 +259,7 @@ class DynamoLockHeartbeatOperator(_UsesLease):
         self.heartbeat = heartbeat
         self.release_task_id = release_task_id
         if self.deferrable:
-            start_in_triggerer(
+            enable_start_from_trigger(
                 self, "DynamoLockHeartbeatTrigger", self._trigger_arguments(), "execute_complete"
             )
 
@@ -273,7 +277,7 @@ class DynamoLockHeartbeatOperator(_UsesLease):
         if self.deferrable and not runs_in_dag_test():
             trigger = DynamoLockHeartbeatTrigger(**self._trigger_arguments())
             self.defer(trigger=trigger, method_name="execute_complete")
-        client, held = self._acquired(context)
+        client, held = self._client_and_leases(context)
         first = held.leases[0]
         heartbeats = client.keep_alive(
             client.renew(held), interval=lock_options.interval(self.heartbeat, first.lease_ms / 1000)
@@ -302,11 +306,11 @@ class DynamoLockReleaseOperator(_UsesLease):
                 "acquire_task_id": self.acquire_task_id,
                 "dynamo_lock_conn_id": self.dynamo_lock_conn_id,
             }
-            start_in_triggerer(self, "DynamoLockReleaseTrigger", arguments, "execute_complete")
+            enable_start_from_trigger(self, "DynamoLockReleaseTrigger", arguments, "execute_complete")
 
     def execute(self, context: Context) -> None:
         leave_ended_tasks()
-        client, held = self._acquired(context)
+        client, held = self._client_and_leases(context)
         first = held.leases[0]
         if heartbeats := _dag_test_heartbeats.pop(first.lease_id, None):
             heartbeats.stop()
@@ -334,12 +338,12 @@ class DynamoLockOperator(_Acquires, PythonOperator):
 
     def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
         super().__init__(python_callable=python_callable, **kwargs)
-        self._granted_to_trigger: LeaseSet | None = None
+        self._leases_from_trigger: LeaseSet | None = None
         self._guard: Guard | None = None
 
     def execute(self, context: Context) -> Any:
-        if self._granted_to_trigger is not None:
-            client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._granted_to_trigger
+        if self._leases_from_trigger is not None:
+            client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._leases_from_trigger
         else:
             client, held = self._acquire(context)
         guard = Guard(client, held, self)
@@ -362,7 +366,7 @@ class DynamoLockOperator(_Acquires, PythonOperator):
 
     def execute_locked(self, context: Context, event: Any) -> Any:
         """Resume on a worker, with the lease that the trigger acquired."""
-        self._granted_to_trigger = lock_options.from_result(event, self.task_id)
+        self._leases_from_trigger = lock_options.from_result(event, self.task_id)
         with as_execute(self):
             return self.execute(context)
 
@@ -370,7 +374,7 @@ class DynamoLockOperator(_Acquires, PythonOperator):
         """Drain the lease: Airflow is about to kill this process, so it cannot release after the function."""
         if self._guard is not None:
             # In a thread: Airflow may call this from a signal handler that interrupted a call of the same client.
-            threading.Thread(target=self._guard.abandon, name="dynamo-lock abandon", daemon=True).start()
+            threading.Thread(target=self._guard.drain, name="dynamo-lock drain", daemon=True).start()
         super().on_kill()
 
 

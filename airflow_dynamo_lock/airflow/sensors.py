@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
-from airflow_dynamo_lock.airflow.operators import start_in_triggerer
+from airflow_dynamo_lock.airflow.operators import enable_start_from_trigger
 from airflow_dynamo_lock.airflow.versions import BaseSensorOperator, runs_in_dag_test
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds
@@ -68,7 +68,9 @@ class DynamoLockSensor(BaseSensorOperator):
         if not (lock_options.is_template(slots) or lock_options.is_template(lock_mode)):
             arguments.checked_mode(lock_mode, wanted := lock_options.whole("slots", slots), wanted)
         if deferrable:
-            start_in_triggerer(self, "DynamoLockSensorTrigger", self._trigger_arguments(), "execute_complete")
+            enable_start_from_trigger(
+                self, "DynamoLockSensorTrigger", self._trigger_arguments(), "execute_complete"
+            )
 
     def _trigger_arguments(self) -> dict[str, Any]:
         names = ("key", "slots", "lock_mode", "timeout", "soft_fail", "poke_interval", "dynamo_lock_conn_id")

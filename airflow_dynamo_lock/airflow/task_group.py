@@ -2,9 +2,11 @@
 
 ::
 
-    acquire ──┬── the guarded tasks ──┬── release        acquire is the setup; heartbeat and release are its
-              └── heartbeat           │                  teardowns. All three can run in the triggerer.
-                  (until released) ···┘
+    acquire ──┬── the guarded tasks ──┬── release
+              └── heartbeat ··········┘
+
+acquire is the setup; heartbeat and release are its teardowns. All three can run in the triggerer. heartbeat runs beside
+the guarded tasks, and ends when the lease is released. The dotted line is no dependency.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.airflow import lock_options
-from airflow_dynamo_lock.airflow.guard import EnterLock
+from airflow_dynamo_lock.airflow.guard import EnterLease
 from airflow_dynamo_lock.airflow.operators import (
     DynamoLockAcquireOperator,
     DynamoLockHeartbeatOperator,
@@ -122,6 +124,7 @@ class DynamoLock(TaskGroup):
         )
         self.release = DynamoLockReleaseOperator(task_id="release", **lease_options)
         self.acquire.as_setup()
+        # Teardowns, so that no task after the group waits for them, and they do not decide the state of the run.
         self.heartbeat.as_teardown(setups=self.acquire)
         self.release.as_teardown(setups=self.acquire)
 
@@ -155,6 +158,6 @@ class DynamoLock(TaskGroup):
             elif isinstance(task, BaseOperator) and not isinstance(task, _LOCK_OPERATORS):
                 task._pre_execute_hook = self._enter(mapped, task._pre_execute_hook)
 
-    def _enter(self, mapped: bool, pre_execute: Any) -> EnterLock:
-        """The hook that enters the lease, and then runs the task's own ``pre_execute``."""
-        return EnterLock(self.acquire.task_id, self.dynamo_lock_conn_id, mapped=mapped, then=pre_execute)
+    def _enter(self, mapped: bool, pre_execute: Any) -> EnterLease:
+        """The callback that enters the lease, and then calls the task's own ``pre_execute``."""
+        return EnterLease(self.acquire.task_id, self.dynamo_lock_conn_id, mapped=mapped, then=pre_execute)

@@ -132,7 +132,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
             async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, settings):
                 if url := record_url(settings, client.region_name, wanted.keys[0]):
                     await in_thread(
-                        XCom.set, value=url, **lock_options.xcom_of(self.ti, self.ti.task_id, LINK_KEY)
+                        XCom.set, value=url, **lock_options.xcom_arguments(self.ti, self.ti.task_id, LINK_KEY)
                     )
                 held = await self._acquire(
                     client, wanted, lock_options.claim_options(self.ti, settings, wanted)
@@ -145,7 +145,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         if self.resume:
             return TriggerEvent(result)
         # Not as a part of the event: downstream tasks would receive the result as JSON text.
-        await in_thread(XCom.set, value=result, **lock_options.xcom_of(self.ti, self.ti.task_id))
+        await in_thread(XCom.set, value=result, **lock_options.xcom_arguments(self.ti, self.ti.task_id))
         return TaskSuccessEvent()
 
     async def on_kill(self) -> None:
@@ -212,7 +212,7 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
 
     async def work(self) -> TriggerEvent:
         held = lock_options.from_result(
-            await in_thread(XCom.get_one, **lock_options.xcom_of(self.ti, self.acquire_task_id)),
+            await in_thread(XCom.get_one, **lock_options.xcom_arguments(self.ti, self.acquire_task_id)),
             self.acquire_task_id,
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
@@ -283,7 +283,7 @@ class DynamoLockReleaseTrigger(LockTrigger):
 
     async def work(self) -> TriggerEvent:
         held = lock_options.from_result(
-            await in_thread(XCom.get_one, **lock_options.xcom_of(self.ti, self.acquire_task_id)),
+            await in_thread(XCom.get_one, **lock_options.xcom_arguments(self.ti, self.acquire_task_id)),
             self.acquire_task_id,
         )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):

@@ -54,7 +54,8 @@ _Hook = TypeVar("_Hook", bound=type[Any])
 
 _VERSION = tuple(int(part) for part in _version.split(".")[:2])
 
-#: Whether the scheduler can defer a task by itself, so that it starts in the triggerer and not on a worker.
+#: Whether the scheduler can defer a task by itself, so that it starts in the triggerer and not on a worker. Airflow 3.1
+#: and 3.2 have the attribute `start_from_trigger`, and ignore it.
 STARTS_IN_TRIGGERER = _VERSION not in ((3, 1), (3, 2))
 
 #: Whether the triggerer renders the templates of a task that starts there.
@@ -70,7 +71,7 @@ HAS_PROVIDER_COMMANDS = _VERSION >= (3, 2)
 RESUME_AFTER = 12.0
 
 
-def may_start_from_trigger(operator: BaseOperator, arguments: Any) -> bool:
+def can_start_from_trigger(operator: BaseOperator, arguments: Any) -> bool:
     """Whether the scheduler can defer `operator` by itself, so that waiting needs no worker.
 
     The triggerer of Airflow 3.0 renders no templates. That of Airflow 3.3 renders them without the DAG's own
@@ -172,7 +173,7 @@ def is_talking_to_supervisor(frame: Any) -> bool:
     return False
 
 
-def running_task() -> FrameType | None:
+def task_runner_frame() -> FrameType | None:
     """Return the frame of Airflow's task runner that called the code of the current task.
 
     :returns: None if this thread runs no Airflow task.
@@ -184,7 +185,10 @@ def running_task() -> FrameType | None:
 
 
 def has_ended(frame: FrameType) -> bool:
-    """Whether the function that runs in `frame` has returned or raised. May be called from any thread."""
+    """Whether the function that runs in `frame` has returned or raised. May be called from any thread.
+
+    Clears the local variables of the frame if it has ended.
+    """
     # Python refuses to clear the frame of a function that still runs.
     try:
         frame.clear()

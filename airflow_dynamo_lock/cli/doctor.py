@@ -117,7 +117,7 @@ def _table(where: Settings) -> str:
             return f"the bucket {where.table!r} can be listed"
         described = locks.describe_table()
     except LockAccessError as refused:
-        raise _Warning(f"only `table` and this need to look at it: {refused}") from None
+        raise _Warning(f"only the commands `table` and `doctor` need this permission: {refused}") from None
     stream = "with" if described.get("StreamSpecification", {}).get("StreamEnabled") else "without"
     return f"{where.table!r} can hold locks; {stream} a stream, about {described.get('ItemCount', 0)} items"
 
@@ -134,7 +134,7 @@ def _permissions(where: Settings) -> str:
             locks.waiters(_KEY)
 
     checks: dict[str, Callable[[], object]] = {
-        "to wait in line": wait,
+        "waiting": wait,
         "`list` and `watch`": lambda: next(locks.list_locks(), None),
     }
     refusals = []
@@ -175,7 +175,7 @@ def _clock(where: Settings) -> str:
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     if date is None:
         raise _Warning(
-            "the endpoint does not tell its time, so that dead holders have to be watched for a whole lease"
+            "the endpoint sends no Date header, so a dead holder is detected only after a whole lease"
         )
     off = (sent + time.time()) / 2 - parsedate_to_datetime(date).timestamp() - 0.5
     if abs(off) > _MAX_CLOCK_OFFSET:
@@ -194,6 +194,6 @@ def _airflow() -> str:
         raise
     except Exception as failure:  # Airflow may be installed but not set up
         raise _Warning(
-            f"it is installed, and cannot be asked ({type(failure).__name__}: {failure})"
+            f"it is installed, but cannot be loaded ({type(failure).__name__}: {failure})"
         ) from None
     return f"{DEFAULT_CONN_ID} uses the table {connected.table!r}, and the aws connection {connected.aws_conn_id!r}"

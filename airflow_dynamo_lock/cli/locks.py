@@ -93,7 +93,7 @@ def acquire(
     lease = locks.acquire(
         key,
         timeout=0 if no_wait else wait_time,
-        on_position=tell_position,
+        on_position=print_position,
         data=_json_object("data", data),
         **claim,
     )
@@ -323,7 +323,7 @@ def _json_object(name: str, text: str | None) -> dict[str, Any] | None:
     return value
 
 
-def tell_position(standing: QueuePosition) -> None:
+def print_position(position: QueuePosition) -> None:
     """Print the position of a waiter in the queue, if stderr is a terminal."""
     if sys.stderr.isatty():
-        click.echo(f"waiting: {standing.describe()}", err=True)
+        click.echo(f"waiting: {position.describe()}", err=True)

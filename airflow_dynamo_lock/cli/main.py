@@ -48,8 +48,8 @@ class _Commands(click.Group):
 def cli() -> None:
     """Locks in a DynamoDB table, as airflow-dynamo-lock uses them.
 
-    Exits with 0 when done, 3 when the lock is held by another lease, or is not held by that lease (any more), 2 when
-    the command was used wrongly, 1 for all else. AWS credentials, region and profile are found as by the AWS CLI.
+    Exit codes: 0, done. 3, the lock is held by another lease, or the given lease does not hold it (any more). 2, wrong
+    usage. 1, any other error. AWS credentials, region and profile are found as by the AWS CLI.
     """
 
 
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     # A process inherits that SIGCHLD is ignored. Then it cannot wait for its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _open_streams()
-    code = carried_out(arguments)
+    code = run_command(arguments)
     try:
         sys.stdout.flush()
     except OSError:  # already reported; Python would report it again when it closes stdout
@@ -99,7 +99,7 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")  # for characters that the locale cannot encode
 
 
-def carried_out(arguments: list[str] | None = None) -> int:
+def run_command(arguments: list[str] | None = None) -> int:
     """Run a command, and print an error as one sentence on stderr.
 
     :param arguments: arguments of the program; None takes those of this process.

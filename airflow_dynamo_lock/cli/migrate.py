@@ -56,7 +56,11 @@ _WITH_DATA = ("amazon-lock-client",)
 @click.option("--from-table", required=True, help="Table or bucket of the other library.")
 @click.option("--from-partition-key", help="Name of its partition key, if not the library's default.")
 @click.option("--from-sort-key", help="Name of its sort key, if not the library's default.")
-@click.option("--from-prefix", default="", help="Only locks whose names begin with this text, and KEYS.")
+@click.option(
+    "--from-prefix",
+    default="",
+    help="Only locks whose names begin with this text. Locks named by KEYS are always moved.",
+)
 @click.option("--wait-time", type=DURATION, help="Maximum time to wait for holders.  [default: no limit]")
 @click.option(
     "--undo",
@@ -78,7 +82,7 @@ def migrate(
 ) -> None:
     """Move locks from another library's table to ours.
 
-    All that the table shows, and those named by KEYS: of a lock that is free, most libraries leave no trace. A lock
+    Moves every lock that the table shows, and those named by KEYS: most libraries delete a free lock. A lock
     that is held is moved as soon as it is released, or its holder is dead. Exits with 3 if the time is up before, and
     with 1 if there are some that cannot be moved.
     """

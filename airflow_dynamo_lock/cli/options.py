@@ -50,7 +50,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         number, unit = found.groups() if found else ("", "")
         factor = 1 if not unit else _UNITS.get(unit) or _UNITS.get(unit.removesuffix("s"))
         if not number or factor is None:
-            self.fail(f"{value!r} is no time: write '90', '300s', '15m', '3 minutes', '2 hours' or '1 day'.")
+            self.fail(
+                f"{value!r} is not a duration: write '90', '300s', '15m', '3 minutes', '2 hours' or '1 day'."
+            )
         if float(number) * factor > LONGEST_TIME:
             self.fail(f"{value!r} is too long.")
         return float(number) * factor
@@ -243,5 +245,5 @@ def airflow_hook(conn_id: str, *, verbose: bool = False) -> DynamoLockHook:
         with redirect_stdout(sys.stderr):
             from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
     except ImportError as missing:
-        raise LockValueError(f"--conn-id needs Airflow, which is not here ({missing}).") from None
+        raise LockValueError(f"--conn-id needs Airflow, which is not installed ({missing}).") from None
     return DynamoLockHook(conn_id)

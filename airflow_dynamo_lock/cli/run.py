@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_dynamo_lock.cli.locks import claiming, tell_position
+from airflow_dynamo_lock.cli.locks import claiming, print_position
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
 from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease
@@ -80,12 +80,12 @@ def run(
     if shutil.which(command[0]) is None:
         exists = os.path.exists(command[0])
         click.echo(
-            f"dynamo-lock: {command[0]!r} {'cannot be executed' if exists else 'is no command'}.", err=True
+            f"dynamo-lock: {command[0]!r} {'cannot be executed' if exists else 'was not found'}.", err=True
         )
         return NOT_EXECUTABLE if exists else NOT_FOUND
     with Child(command, kill_after) as child:
         locks = where.locks(lease=lease_duration)
-        lease = locks.acquire(key, timeout=0 if no_wait else wait_time, on_position=tell_position, **claim)
+        lease = locks.acquire(key, timeout=0 if no_wait else wait_time, on_position=print_position, **claim)
         lost = None
         try:
             with _signals_blocked():

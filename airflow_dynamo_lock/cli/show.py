@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 
 LOCK_COLUMNS = ("lock", "state", "held by", "lease id", "since", "last heartbeat", "token")
-WAITER_COLUMNS = ("place", "who", "since", "gives up", "wants", "priority", "lease id")
+WAITER_COLUMNS = ("position", "who", "since", "gives up", "wants", "priority", "lease id")
 # Columns whose cells may be wrapped.
 _WRAPPED = ("lock", "held by", "who")
 # Minimum width of a wrapped column, in characters.

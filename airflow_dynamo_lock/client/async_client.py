@@ -29,7 +29,7 @@ class AsyncLockClient(AsyncLeases, AsyncTable):
 
         :param lease: a lease, or a set of leases, which ends when all of its leases have ended.
         :param interval: seconds between heartbeats.
-        :returns: the outcome of the lease that ended first.
+        :returns: the outcome of the lease that ended last.
         :raises LockAccessError: DynamoDB has denied access for the length of the lease.
         """
         return await self._run(self._core.keep_for_processes(lease, interval))
@@ -49,7 +49,7 @@ class AsyncLockClient(AsyncLeases, AsyncTable):
         )
         self._queue(listener)
         try:
-            while not await _is_certain(reports):
+            while not await _any_certain(reports):
                 # The poller's read may be older than the lease itself, so read once more, consistently.
                 try:
                     record = await self.get(lease.key)
@@ -75,7 +75,7 @@ class AsyncLockClient(AsyncLeases, AsyncTable):
             self._maintain_queue_entries()
 
 
-async def _is_certain(reports: asyncio.Queue[bool]) -> bool:
+async def _any_certain(reports: asyncio.Queue[bool]) -> bool:
     """Wait for a report of the poller. Whether one of those that have arrived is certain."""
     certain = await reports.get()
     while not reports.empty():

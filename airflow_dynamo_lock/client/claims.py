@@ -118,7 +118,7 @@ class ReentrantLeases:
             held.times += 1
             return lease
 
-    def released_once(self, lease: Lease) -> StillHeld | None:
+    def count_release(self, lease: Lease) -> StillHeld | None:
         """Release the lease once. Returns None if that was the last time, or the lease is not re-entrant."""
         with self._lock:
             held = self._held.get((lease.key, lease.owner))

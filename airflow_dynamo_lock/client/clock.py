@@ -31,8 +31,8 @@ def pieces(seconds: float, since: float | None = None) -> Iterator[float]:
 
     Threads and event loops wait by a clock that stops during a suspend. Leases expire by one that does not.
 
-    :param since: when the wait begins, monotonic seconds; by default now. The caller passes a moment from before it
-        computed `seconds`, so that the wait also ends early if the process was stopped after that.
+    :param since: start of the wait, monotonic seconds; by default now. Pass a time from before `seconds` was computed,
+        so that the wait also ends early if the process was stopped in between.
     """
     end = (monotonic() if since is None else since) + seconds
     while True:

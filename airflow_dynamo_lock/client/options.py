@@ -21,8 +21,8 @@ OnDanger = Callable[[Lease, float], None]
 class ClaimOptions(LockOptions, total=False):
     """The options of all methods that acquire a lock."""
 
-    #: Id of this attempt; random by default. Give one only if it is unique to the attempt, and a second call with it
-    #: must find the lease of the first one (R7).
+    #: Id of this attempt, random by default. Give your own only if a repeated call has to return the lease of the first
+    #: one; it must be unique to the attempt (R7).
     lease_id: str | None
     #: Data to store with the lock. An empty map removes them; without this option they stay.
     data: Mapping[str, Any] | None
@@ -30,10 +30,11 @@ class ClaimOptions(LockOptions, total=False):
     owner: str | None
     #: Details of the holder, for people to read.
     about: Mapping[str, str]
-    #: Names the work that this is one attempt at. A later attempt (larger lease id) supersedes an earlier one.
+    #: Id of the work that this is one attempt at. The attempt with the larger lease id supersedes the other, so give
+    #: lease ids that grow with time, such as UUIDv7.
     attempt_of: str | None
-    #: An owner that holds the lock through this client, acquired with this option, gets the same lease again, and has
-    #: to release it as often.
+    #: If the owner holds the lock through this client already, acquired with this option, it gets the same lease again,
+    #: and has to release it as often as it acquired it.
     reentrant: bool
     #: Raise `LockNotFoundError` if the lock has no record.
     only_existing: bool

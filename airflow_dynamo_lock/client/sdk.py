@@ -285,7 +285,7 @@ def _lock_of(params: Mapping[str, Any]) -> str:
     return repr(next(iter(params["Key"].values()))["S"])
 
 
-@lru_cache(maxsize=16)  # all responses of one second have the same
+@lru_cache(maxsize=16)  # responses within one second have the same Date
 def _date_ms(header: str | None) -> int | None:
     if not header:
         return None

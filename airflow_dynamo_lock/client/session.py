@@ -1,4 +1,4 @@
-"""What both clients do, written once: arguments in, operation out; outcome in, lease out."""
+"""What both clients share: it checks arguments, builds operations, and makes leases from their outcomes."""
 
 from __future__ import annotations
 
@@ -84,9 +84,7 @@ class ClientCore:
             sort_key=sort_key,
         )
         if streams and table_format != NATIVE:
-            raise LockValueError(
-                f"Only tables of the format 'native' have a stream that is read: this is {table_format!r}."
-            )
+            raise LockValueError(f"Streams need a table of the format 'native', not {table_format!r}.")
         self.table = self.format.table
         self.start()
 
@@ -129,7 +127,9 @@ class ClientCore:
         if options.get("reentrant") and (again := self.reentrant.again(claims[0])) is not None:
             return again
         for _ in range(2):
-            outcome = yield from self.operations.attempting.try_acquire_all(claims, undo=_undoable(options))
+            outcome = yield from self.operations.attempting.try_acquire_all(
+                claims, undo=_owns_lease_id(options)
+            )
             if isinstance(outcome, Busy):
                 return None
             lease = self._granted(key, outcome, options)
@@ -164,7 +164,7 @@ class ClientCore:
                 now=now,
                 timeout=None if timeout is None else max(0.0, timeout - (now - begun)),
                 poll_interval=seconds("poll_interval", poll_interval),
-                undo=_undoable(options),
+                undo=_owns_lease_id(options),
                 on_busy=on_busy,
                 on_position=on_position,
             )
@@ -183,7 +183,7 @@ class ClientCore:
     def _release_late(self, lease: Lease | LeaseSet, options: ClaimOptions) -> Operation[None]:
         """Release a lease that expired before its grant arrived. Another process may hold the lock by now."""
         log.warning("The answer to the grant of %s came after the lease's end; releasing it.", name_of(lease))
-        if not _undoable(options):
+        if not _owns_lease_id(options):
             return  # another process may work under the same lease id; acquiring again finds its lease (R7)
         try:
             yield from self.release(lease, 0)
@@ -277,14 +277,15 @@ class ClientCore:
     def release(
         self, lease: Lease | LeaseSet, retry_for: Seconds | None
     ) -> Operation[Released | Draining | StillHeld | Lost]:
-        """Release; drain if processes are inside. Retries for `retry_for` seconds; None: while the lease lasts."""
+        """Release; drain if processes are inside. Retries for `retry_for` seconds; None: without limit."""
         leases = [each.checked() for each in leases_of(lease)]
         if is_inherited(lease):
             log.debug(
                 "The lock %s is released by the process that acquired it, not by a fork.", name_of(lease)
             )
+            # The parent process still holds it: say without a request that the slots are not free.
             return StillHeld(1)
-        if (still := self.reentrant.released_once(leases[0])) is not None:
+        if (still := self.reentrant.count_release(leases[0])) is not None:
             return still
         for each in leases:
             if each.term is not None:
@@ -346,7 +347,7 @@ class ClientCore:
             term.renewed(outcome.stamped_at, min(lease_ms, outcome.holder.lease_ms))
 
 
-def _undoable(options: ClaimOptions) -> bool:
+def _owns_lease_id(options: ClaimOptions) -> bool:
     """Whether this call made the lease id, so that no other process can use it."""
     return options.get("lease_id") is None
 

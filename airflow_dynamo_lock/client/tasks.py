@@ -122,7 +122,7 @@ class AsyncRuntime:
                 for each in leases_of(lease):
                     on_lost(each, lost)
 
-    async def _release_at_last(self, lease: Lease | LeaseSet) -> Released | Draining | StillHeld | Lost:
+    async def _release_at_block_end(self, lease: Lease | LeaseSet) -> Released | Draining | StillHeld | Lost:
         """Release the lease at the end of a ``with`` block. If the task is cancelled meanwhile, try once more."""
         try:
             return await self.release(lease)

@@ -30,7 +30,7 @@ from airflow_dynamo_lock.core.wait.poller import WaiterHandle
 from airflow_dynamo_lock.core.wait.stream import STREAM_ACTIONS
 from airflow_dynamo_lock.log import log
 
-_UNGUARDED: AbstractContextManager[object] = nullcontext()
+_NO_LOCK: AbstractContextManager[object] = nullcontext()
 
 
 class ThreadRuntime:
@@ -110,9 +110,9 @@ class ThreadRuntime:
         self._core.start()
         self._start()
         for client in filter(None, (self._client, self._streams)):
-            client.close()  # the copies of its connections
+            client.close()  # its sockets belong to the parent; the SDK opens new ones with the next request
 
-    def _release_at_last(self, lease: Lease | LeaseSet) -> Released | Draining | StillHeld | Lost:
+    def _release_at_block_end(self, lease: Lease | LeaseSet) -> Released | Draining | StillHeld | Lost:
         return self.release(lease)
 
     def _stop_heartbeats(self) -> list[Lease | LeaseSet]:
@@ -138,12 +138,12 @@ class ThreadRuntime:
         self,
         operation: Operation[T],
         sleep: Callable[[float, float], None] | None = None,
-        guard: AbstractContextManager[object] = _UNGUARDED,
+        step_lock: AbstractContextManager[object] = _NO_LOCK,
     ) -> T:
         """Run an operation: carry out each of its effects, and send the answer in.
 
         :param sleep: carries out `Sleep`; given its seconds, and a time from before they were computed.
-        :param guard: held while the operation computes its next effect, not while an effect is carried out.
+        :param step_lock: held while the operation computes its next effect, not while an effect is carried out.
         """
         operation = self._core.format.carry_out(operation)
         process = os.getpid()
@@ -154,7 +154,7 @@ class ThreadRuntime:
             while True:
                 # A moment from before the operation computes how long to wait.
                 resumed = answer.received_at if isinstance(answer, Reply) else monotonic()
-                with guard:
+                with step_lock:
                     try:
                         effect = operation.send(answer) if failure is None else operation.throw(failure)
                     except StopIteration as end:
@@ -179,7 +179,7 @@ class ThreadRuntime:
                             if waiter is not None and not waiter.handle.is_for(effect):
                                 waiter.remove()
                                 waiter = None
-                            waiter = waiter or self._poller.queue(effect)
+                            waiter = waiter or self._poller.add_waiter(effect)
                             self._maintainer.maintain()
                             waiter.wait(effect.seconds)
                             answer = monotonic()
@@ -351,7 +351,7 @@ class _Poller:
         self._poller.wake_up = self._wake_up.set
         self._running: set[str] = set()
 
-    def queue(self, wants: WaitForSlots) -> _Waiter:
+    def add_waiter(self, wants: WaitForSlots) -> _Waiter:
         """Add a waiter, and start the threads that do not run."""
         woken: SimpleQueue[Exception | None] = SimpleQueue()
         handle = WaiterHandle(wants, woken.put)

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from airflow_dynamo_lock.cli.main import carried_out
+from airflow_dynamo_lock.cli.main import run_command
 from deployments.engines import REGION, MotoServer
 from deployments.patience import PATIENCE
 
@@ -52,7 +52,7 @@ class Shell:
                     patch.delenv(name, raising=False)
                 else:
                     patch.setenv(name, value)
-            code = carried_out([*arguments])
+            code = run_command([*arguments])
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), complaints.getvalue())
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -377,7 +377,7 @@ def test_table_create_makes_one_that_check_finds_good(shell: Shell, key: str) ->
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["acquire", "k", "--lease-duration", "3 wibbles"], "'3 wibbles' is no time"),
+        (["acquire", "k", "--lease-duration", "3 wibbles"], "'3 wibbles' is not a duration"),
         (["watch", "--interval", "1000000000000 days"], "is too long"),
         (["watch", "--interval", "0"], "must be a finite time, more than zero"),
         (["run", "k", "--kill-after", "1000000000000 days", "--", "true"], "is too long"),

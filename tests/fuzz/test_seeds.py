@@ -137,7 +137,7 @@ def test_one_damaged_holder_of_hundreds(moto_table: Table, move: str) -> None:
 
 def test_a_full_item_takes_no_more(table: Table) -> None:
     assert table.store(KEY, IDLE)
-    with pytest.raises(LockValueError, match="There is no room"):
+    with pytest.raises(LockValueError, match="would be too large"):
         table.locks().try_acquire(KEY, data={"large": "x" * 420_000})
     assert table.locks().get(KEY)
 

@@ -18,7 +18,7 @@ from airflow_dynamo_lock import (
     LockValueError,
 )
 from airflow_dynamo_lock.airflow import lock_options
-from airflow_dynamo_lock.airflow.guard import EnterLock
+from airflow_dynamo_lock.airflow.guard import EnterLease
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
 
 
@@ -26,11 +26,11 @@ def step(task_id: str, **arguments: Any) -> BashOperator:
     return BashOperator(task_id=task_id, bash_command="true", **arguments)
 
 
-def guard_of(dag: DAG, task_id: str) -> EnterLock:
+def guard_of(dag: DAG, task_id: str) -> EnterLease:
     """What runs before a task's code."""
     guarded: Any = dag.get_task(task_id)
     hook = guarded.partial_kwargs["pre_execute"] if guarded.is_mapped else guarded._pre_execute_hook
-    assert isinstance(hook, EnterLock)
+    assert isinstance(hook, EnterLease)
     return hook
 
 
@@ -85,7 +85,7 @@ def test_a_nested_lock_is_entered_after_the_outer_one_and_its_own_tasks_are_not_
         step("a")
     outer = guard_of(dag, "outer.inner.a")
     inner = outer.then
-    assert isinstance(inner, EnterLock)
+    assert isinstance(inner, EnterLease)
     assert (outer.acquire_task_id, inner.acquire_task_id) == ("outer.acquire", "outer.inner.acquire")
     for name in ("acquire", "heartbeat", "release"):
         plumbing: Any = dag.get_task(f"outer.inner.{name}")

@@ -36,7 +36,7 @@ from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.operators import _Acquires
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger
-from airflow_dynamo_lock.cli.main import carried_out
+from airflow_dynamo_lock.cli.main import run_command
 from airflow_dynamo_lock.cli.options import Settings
 from airflow_dynamo_lock.client import async_client, session, sync_client, tasks, threads
 from airflow_dynamo_lock.client.options import AcquireOptions, ClaimOptions, HoldOptions
@@ -459,7 +459,7 @@ def test_what_a_command_says_reaches_the_client(
 
     monkeypatch.setattr(Settings, "locks", lambda self, **options: Locks(**options))
     after = ["--", "true"] if command == "run" else []
-    assert carried_out([command, "k", *ARGUMENTS[name], *after]) == 1
+    assert run_command([command, "k", *ARGUMENTS[name], *after]) == 1
     (options,) = asked
     assert options.keys() == COMMANDS[command]
     assert name == "on_position" or VALUES[name].items() <= options.items()

@@ -155,7 +155,7 @@ class AsyncLeases(AsyncRuntime):
         try:
             heartbeats = self.keep_alive(lease, on_lost=on_lost, on_danger=on_danger, safe_time=safe_time)
         except LockValueError:  # an option that cannot be, for this lease
-            await self._release_at_last(lease)
+            await self._release_at_block_end(lease)
             raise
         try:
             yield lease
@@ -163,12 +163,12 @@ class AsyncLeases(AsyncRuntime):
         except BaseException:
             heartbeats.cancel()
             try:
-                await self._release_at_last(lease)
+                await self._release_at_block_end(lease)
             except LockError as failure:
                 log.warning("Could not release %r, it will run out: %s", key, failure)
             raise
         heartbeats.cancel()
-        if isinstance(outcome := await self._release_at_last(lease), Lost):
+        if isinstance(outcome := await self._release_at_block_end(lease), Lost):
             raise lost_in_use(key, lease, outcome)
 
     async def renew(

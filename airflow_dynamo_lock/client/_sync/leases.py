@@ -154,7 +154,7 @@ class Leases(ThreadRuntime):
         try:
             heartbeats = self.keep_alive(lease, on_lost=on_lost, on_danger=on_danger, safe_time=safe_time)
         except LockValueError:  # an option that cannot be, for this lease
-            self._release_at_last(lease)
+            self._release_at_block_end(lease)
             raise
         try:
             yield lease
@@ -162,12 +162,12 @@ class Leases(ThreadRuntime):
         except BaseException:
             heartbeats.stop()
             try:
-                self._release_at_last(lease)
+                self._release_at_block_end(lease)
             except LockError as failure:
                 log.warning("Could not release %r, it will run out: %s", key, failure)
             raise
         heartbeats.stop()
-        if isinstance(outcome := self._release_at_last(lease), Lost):
+        if isinstance(outcome := self._release_at_block_end(lease), Lost):
             raise lost_in_use(key, lease, outcome)
 
     def renew(

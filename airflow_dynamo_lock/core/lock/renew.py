@@ -177,7 +177,7 @@ class Renewing:
         """Send the heartbeats of the heartbeat task, until every lease drains or is lost (R9). Processes inside send
         their own; these cover the time in which no process is inside.
 
-        Returns the outcome of the lease that ended first.
+        Returns the outcome of the lease that ended last.
 
         No process relies on the lease of this task, so it has no deadline: it continues after any failure while
         the record shows the lease. It does not renew a draining lease: Airflow may restart the task, which would keep
