@@ -1,1 +1,1 @@
-"""Two Airflow deployments taking turns, to look at (`python -m demo`) and for the tests to build on."""
+"""A demo (`python -m demo`): two Airflow deployments take turns on one lock."""

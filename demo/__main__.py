@@ -1,4 +1,4 @@
-"""`python -m demo`: two Airflow deployments take turns on one lock, to watch. What it does is in `demo/show.py`."""
+"""Run the demo, `demo/show.py`, with `python -m demo`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from demo.ctrl_c import leaving_on_ctrl_c
 
 if __name__ == "__main__":
     with leaving_on_ctrl_c():
-        from demo.show import main  # here, because it takes a moment in which Ctrl-C is to work too
+        from demo.show import main  # imported late, because Ctrl-C must work during this slow import too
 
         sys.exit(main())

@@ -1,4 +1,4 @@
-"""Ctrl-C for a program that starts others. Once it has begun to leave, another Ctrl-C changes nothing."""
+"""Ctrl-C for a program that starts other processes: the first one ends it, further ones are ignored."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def leaving_on_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and SIGHUP leave by way of every `with` block on the stack: each ends what it has started.
+    """Make SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt`, and exit with status 130 after it.
 
-    A program's main function is run in this, and imported in it if that takes a moment.
+    The exception leaves every `with` block of the program, and each block stops what it has started.
+    Call the program's main function in this context. If importing it is slow, import it here as well.
     """
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
@@ -27,6 +28,7 @@ def leaving_on_ctrl_c() -> Iterator[None]:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    # A second Ctrl-C must not interrupt the clean-up.
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

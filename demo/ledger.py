@@ -1,7 +1,7 @@
-"""The ledger: what the guarded tasks of both deployments have written down about themselves, in one file.
+"""The ledger: one file, to which the guarded tasks of both deployments append a line when they start and end.
 
-It is the witness of the demo. Whether two were at work at once is decided by these lines, which the tasks'
-own processes wrote, and not by what Airflow or the lock believe.
+The demo decides by these lines whether two runs worked at the same time. The processes of the tasks write
+them, so the result depends neither on Airflow's records nor on the lock's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: a task has started or ended, at this time (seconds since the epoch)."""
+    """One line of the ledger: the start or the end of a task. `time` is in seconds since the epoch."""
 
     time: float
     event: Literal["start", "end"]
@@ -31,7 +31,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One process of a guarded task, from its start to its end; without an end it goes on for ever."""
+    """One process of a guarded task, from start to end. `end` is infinite if the process recorded none."""
 
     task: str
     pid: int
@@ -42,7 +42,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A critical section: all that one run did under the lock, in order."""
+    """The critical section of one run: its work under the lock, in the order of the ledger."""
 
     deployment: str
     run: str
@@ -60,28 +60,28 @@ class Section:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The fencing tokens that its tasks saw: a single one, unless it lost the lock on the way."""
+        """The different fencing tokens of the tasks: more than one only if the run lost the lock."""
         return tuple(sorted({work.token for work in self.work}))
 
 
 def read(ledger: Path) -> list[Entry]:
-    """The lines of a ledger, in the order of their writing. One that has not been begun is empty."""
+    """Read the lines of a ledger, in the order in which they were written. A missing file has no lines."""
     if not ledger.exists():
         return []
     return [Entry(**json.loads(line)) for line in ledger.read_text().splitlines()]
 
 
 def sections(entries: Iterable[Entry]) -> list[Section]:
-    """The critical sections, in the order of their start."""
+    """Group the entries into critical sections, one per run, sorted by their start."""
     by_run = attrgetter("deployment", "run")
-    # Sorting keeps the order of the lines within a run.
+    # sorted() is stable, so the lines of a run keep their order.
     runs = groupby(sorted(entries, key=by_run), key=by_run)
     found = [Section(deployment, run, _work(list(lines))) for (deployment, run), lines in runs]
     return sorted(found, key=attrgetter("start"))
 
 
 def overlaps(of: Iterable[Section]) -> list[tuple[Section, Section]]:
-    """The pairs of sections that were inside at the same moment."""
+    """Return each pair of sections that overlap in time."""
     in_order = sorted(of, key=attrgetter("start"))
     return [
         (one, other) for i, one in enumerate(in_order) for other in in_order[i + 1 :] if other.start < one.end
@@ -89,12 +89,13 @@ def overlaps(of: Iterable[Section]) -> list[tuple[Section, Section]]:
 
 
 def tokens_grow(of: Iterable[Section]) -> bool:
-    """Whether every section had one fencing token, and each a higher one than the section before it."""
+    """Whether each section has exactly one fencing token, and a larger one than the section before it."""
     tokens = [section.tokens for section in of]
     return all(len(each) == 1 for each in tokens) and all(one < other for one, other in pairwise(tokens))
 
 
 def _work(entries: list[Entry]) -> tuple[Work, ...]:
+    """Pair the starts with the ends of one run's entries, by task and process."""
     ends = {(entry.task, entry.pid): entry.time for entry in entries if entry.event == "end"}
     return tuple(
         Work(entry.task, entry.pid, entry.token, entry.time, ends.get((entry.task, entry.pid), inf))

@@ -1,4 +1,4 @@
-"""What came out of the demo: the turns that the runs took, the times, and whether all that is promised was seen."""
+"""The outcome of the demo: the turns of the runs, their durations, and checks of what the lock promises."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ LOCK_TASKS = ("lock.acquire", "lock.heartbeat", "lock.release")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One run's turn at the warehouse. Times are seconds since the epoch; None for what did not happen."""
+    """One run, from its trigger to the release of the lock.
+
+    Times are in seconds since the epoch. An attribute is None if that step has not happened.
+    """
 
     deployment: str
     run: str
@@ -29,47 +32,47 @@ class Turn:
 
     @property
     def waited(self) -> float | None:
-        """From the trigger of the run to the start of its first guarded task."""
+        """Seconds from the trigger of the run to the start of its first guarded task."""
         return self.section.start - self.triggered if self.section else None
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """One run's last task has ended, the next run's first has not started: the warehouse stands idle."""
+    """The time from the end of one run's last guarded task to the start of the next run's first."""
 
-    giver: Turn
-    taker: Turn
+    previous: Turn
+    following: Turn
     ended: float
     started: float
 
     @property
     def seconds(self) -> float:
-        """How long that lasted."""
+        """Duration of the whole hand-over."""
         return self.started - self.ended
 
     @property
     def steps(self) -> tuple[float, float, float] | None:
-        """The parts of it: until the lock was released, until the next run had it, until that run's task started.
+        """Durations of the three steps: until the release, until the next acquisition, until a task starts.
 
-        The first and the last are Airflow's, to schedule `release` and the task.
+        In the first and the last step, Airflow schedules `release` and the guarded task.
         """
-        if self.giver.released is None or self.taker.acquired is None:
+        if self.previous.released is None or self.following.acquired is None:
             return None
         return (
-            self.giver.released - self.ended,
-            self.taker.acquired - self.giver.released,
-            self.started - self.taker.acquired,
+            self.previous.released - self.ended,
+            self.following.acquired - self.previous.released,
+            self.started - self.following.acquired,
         )
 
     @property
     def crosses(self) -> bool:
         """Whether the lock went from one deployment to the other."""
-        return self.giver.deployment != self.taker.deployment
+        return self.previous.deployment != self.following.deployment
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How long something took, over all the times that it happened."""
+    """Median and maximum of the durations of one step, in seconds."""
 
     what: str
     median: float
@@ -77,90 +80,90 @@ class Spread:
 
     @classmethod
     def of(cls, what: str, seconds: Sequence[float]) -> Self:
-        """From at least one duration."""
+        """Summarize the durations of the step `what`. `seconds` must not be empty."""
         return cls(what, median(seconds), max(seconds))
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """One sentence of the verdict: what is claimed, what was found, and whether that is it.
+class Check:
+    """One line of the verdict: what was checked, what was found, and whether the check has passed.
 
-    `holds` is None for what is reported and not promised.
+    `passed` is None for a line that only reports a figure.
     """
 
     text: str
     found: str
-    holds: bool | None
+    passed: bool | None
 
     @property
     def mark(self) -> str:
-        """A sign to put before it."""
-        return "·" if self.holds is None else "✓" if self.holds else "✗"
+        """The symbol in front of the line."""
+        return "·" if self.passed is None else "✓" if self.passed else "✗"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that is known when the runs are done."""
+    """The turns, the critical sections, the runs and the lock's tasks, as they are at one moment."""
 
     turns: Sequence[Turn]
-    """In the order in which they came about; those that never did come last."""
+    """In the order of their critical sections. Turns without one come last."""
     sections: Sequence[Section]
     runs: Sequence[Run]
     lock_tasks: Sequence[TaskInstance]
     needs_worker: bool = False
-    """Whether this Airflow can start no task in the triggerer (3.1 and 3.2)."""
+    """Whether Airflow starts every task on a worker and none in the triggerer, as 3.1 and 3.2 do."""
     slot_seconds: float = 0.0
-    """How long the lock tasks have occupied worker slots, all of them together."""
+    """For how many seconds the lock's tasks have occupied worker slots, in total."""
 
     @property
     def handovers(self) -> list[Handover]:
-        """From each turn to the next."""
+        """The hand-over between each two consecutive turns, where the earlier one has ended."""
         return [
-            Handover(giver, taker, giver.section.end, taker.section.start)
-            for giver, taker in pairwise(self.turns)
-            if giver.section and taker.section and isfinite(giver.section.end)
+            Handover(previous, following, previous.section.end, following.section.start)
+            for previous, following in pairwise(self.turns)
+            if previous.section and following.section and isfinite(previous.section.end)
         ]
 
     @property
     def spreads(self) -> list[Spread]:
-        """How long the hand-overs took, as a whole and step by step."""
+        """Durations of the hand-overs, in total and of each step. Empty if no step is known."""
         handovers = self.handovers
         steps = [each.steps for each in handovers if each.steps]
         if not steps:
             return []
-        releasing, passing, starting = zip(*steps, strict=True)
+        releasing, acquiring, starting = zip(*steps, strict=True)
         return [
             Spread.of(
                 "from one run's last task to the next run's first", [each.seconds for each in handovers]
             ),
-            Spread.of("until Airflow has released the lock", releasing),
-            Spread.of("until the next run has it", passing),
-            Spread.of("until Airflow has started its first task", starting),
+            Spread.of("step 1: Airflow runs release", releasing),
+            Spread.of("step 2: the next run acquires the lock", acquiring),
+            Spread.of("step 3: Airflow starts its first task", starting),
         ]
 
     @property
-    def verdict(self) -> list[Claim]:
-        """What the lock promises, against what was seen."""
-        succeeded = sum(run.state == "success" for run in self.runs)
+    def verdict(self) -> list[Check]:
+        """The checks of what the lock promises."""
+        runs_ok = sum(run.state == "success" for run in self.runs)
         complete = sum(isfinite(section.end) and len(section.work) == 2 for section in self.sections)
         overlaps = len(ledger.overlaps(self.sections))
-        green = sum(ti.state == "success" for ti in self.lock_tasks)
+        lock_tasks_ok = sum(ti.state == "success" for ti in self.lock_tasks)
         tokens = [token for section in self.sections for token in section.tokens]
         return [
-            Claim("every run succeeded", f"{succeeded} of {len(self.runs)}", succeeded == len(self.runs)),
-            Claim(
+            Check("every run succeeded", f"{runs_ok} of {len(self.runs)}", runs_ok == len(self.runs)),
+            Check(
                 "every run had its critical section",
                 f"{complete} of {len(self.runs)}",
                 complete == len(self.sections) == len(self.runs),
             ),
-            Claim("no two critical sections overlapped", f"{overlaps} overlaps", overlaps == 0),
-            Claim(
+            Check("no two critical sections overlapped", f"{overlaps} overlaps", overlaps == 0),
+            Check(
                 "every task of the lock succeeded",
-                f"{green} of {len(self.lock_tasks)}",
-                bool(self.lock_tasks) and green == len(self.lock_tasks),
+                f"{lock_tasks_ok} of {len(self.lock_tasks)}",
+                bool(self.lock_tasks) and lock_tasks_ok == len(self.lock_tasks),
             ),
-            self._worker_claim,
-            Claim(
+            self._worker_check,
+            Check(
                 "fencing tokens grew with every turn",
                 f"{len(set(tokens))} tokens in {len(self.sections)} turns",
                 bool(tokens) and ledger.tokens_grow(self.sections),
@@ -168,21 +171,21 @@ class Outcome:
         ]
 
     @property
-    def _worker_claim(self) -> Claim:
-        """What the lock itself needed of the workers."""
+    def _worker_check(self) -> Check:
+        """How much the lock's own tasks have used the workers."""
         on_worker = [ti for ti in self.lock_tasks if ti.pid is not None]
         found = f"{len(on_worker)} of {len(self.lock_tasks)} tasks had a process"
         if not self.needs_worker:
             text = "waiting, heartbeats and releasing used no worker slot"
-            return Claim(text, found, bool(self.lock_tasks) and not on_worker)
+            return Check(text, found, bool(self.lock_tasks) and not on_worker)
         per_run = self.slot_seconds / max(1, len(self.runs))
-        text = "acquire, heartbeat and release start on a worker in this Airflow, and wait in the triggerer"
-        return Claim(text, f"{per_run:.1f} s of a worker slot per run; {found}", None)
+        text = "the lock's tasks start on a worker in this version of Airflow, and wait in the triggerer"
+        return Check(text, f"{per_run:.1f} s of a worker slot per run; {found}", None)
 
     @property
-    def holds(self) -> bool:
-        """Whether everything that is promised was seen."""
-        return all(claim.holds is not False for claim in self.verdict)
+    def passed(self) -> bool:
+        """Whether no check has failed."""
+        return all(check.passed is not False for check in self.verdict)
 
 
 def outcome(
@@ -193,14 +196,17 @@ def outcome(
     needs_worker: bool = False,
     processes: Collection[tuple[str, float]] = (),
 ) -> Outcome:
-    """Put together what the ledger says and what each deployment, by its name, says of its runs and tasks.
+    """Combine the entries of the ledger with the runs and task instances that Airflow reports.
 
-    :param needs_worker: see `Outcome`.
-    :param processes: task instance id, and for how many seconds a process of it occupied a worker slot.
+    :param runs: runs by the name of their deployment.
+    :param task_instances: task instances by the name of their deployment.
+    :param needs_worker: whether Airflow starts every task on a worker.
+    :param processes: for each ended process of a task, the task instance id and the seconds for which it
+        occupied a worker slot.
     """
     sections = ledger.sections(entries)
     section_of = {(section.deployment, section.run): section for section in sections}
-    ended = {
+    ended_at = {
         (deployment, ti.run_id, ti.task_id): ti.end.timestamp()
         for deployment, instances in task_instances.items()
         for ti in instances
@@ -211,9 +217,9 @@ def outcome(
             deployment,
             run.run_id,
             triggered=run.queued_at.timestamp() if run.queued_at else 0.0,
-            acquired=ended.get((deployment, run.run_id, "lock.acquire")),
+            acquired=ended_at.get((deployment, run.run_id, "lock.acquire")),
             section=section_of.get((deployment, run.run_id)),
-            released=ended.get((deployment, run.run_id, "lock.release")),
+            released=ended_at.get((deployment, run.run_id, "lock.release")),
         )
         for deployment, its_runs in runs.items()
         for run in its_runs
@@ -221,12 +227,13 @@ def outcome(
     turns.sort(
         key=lambda turn: (turn.section is None, turn.section.start if turn.section else turn.triggered)
     )
-    lock_tasks = [ti for its in task_instances.values() for ti in its if ti.task_id in LOCK_TASKS]
+    lock_tasks = [ti for each in task_instances.values() for ti in each if ti.task_id in LOCK_TASKS]
+    lock_task_ids = {ti.id for ti in lock_tasks}
     return Outcome(
         turns=turns,
         sections=sections,
         runs=[run for its_runs in runs.values() for run in its_runs],
         lock_tasks=lock_tasks,
         needs_worker=needs_worker,
-        slot_seconds=sum(seconds for ti, seconds in processes if ti in {each.id for each in lock_tasks}),
+        slot_seconds=sum(seconds for ti_id, seconds in processes if ti_id in lock_task_ids),
     )

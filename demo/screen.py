@@ -1,4 +1,4 @@
-"""The demo in the terminal: what is going on while it runs, and the report at the end."""
+"""The demo's output in the terminal: a live view while it runs, and the report at the end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from demo.ledger import Section
-from demo.outcome import Outcome, Turn
+from demo.outcome import Handover, Outcome, Turn
 from deployments.deployment import Deployment
 
-Bar = list[tuple[str, str]]  # its cells: a glyph and its style
+Bar = list[tuple[str, str]]  # a row of the timeline: character and style of each cell
 
 COLOURS = {"north": "blue", "south": "yellow"}
 WAITING, INSIDE, DONE, FAILED = (
@@ -28,21 +28,21 @@ WAITING, INSIDE, DONE, FAILED = (
 
 
 class Board:
-    """What the two deployments are doing, drawn anew several times a second."""
+    """The live view: both deployments and their runs. rich redraws it several times a second."""
 
     def __init__(self, deployments: Sequence[Deployment]) -> None:
         self._deployments = deployments
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._outcome: Outcome | None = None
         self._spinner = Spinner("dots")
 
     @property
     def elapsed(self) -> str:
-        """The time since the beginning, as minutes:seconds."""
-        return "{}:{:02}".format(*divmod(int(time.monotonic() - self._began), 60))
+        """Time since the start of the demo, as minutes:seconds."""
+        return "{}:{:02}".format(*divmod(int(time.monotonic() - self._started), 60))
 
     def show(self, outcome: Outcome) -> None:
-        """Show this from now on."""
+        """Replace the outcome that the view shows."""
         self._outcome = outcome
 
     def __rich__(self) -> RenderableType:
@@ -63,9 +63,9 @@ class Board:
 
     def _activity(self) -> str:
         if self._outcome is None:
-            return "bringing up two Airflow deployments"
+            return "starting two Airflow deployments"
         done = sum(turn.released is not None for turn in self._outcome.turns)
-        return f"{done} of {len(self._outcome.turns)} turns taken"
+        return f"{done} of {len(self._outcome.turns)} turns completed"
 
     def _marks(self, deployment: str) -> list[Text]:
         if self._outcome is None:
@@ -78,17 +78,18 @@ class Board:
 
 
 def report(outcome: Outcome, width: int) -> RenderableType:
-    """The timeline, the times and the verdict."""
+    """The report: timeline, durations and verdict, for a terminal with `width` columns."""
     return Group(_timeline(outcome, width), "", _times(outcome), "", _verdict(outcome), "")
 
 
 def failures(deployments: Sequence[Deployment], dag_id: str) -> Text:
-    """The ends of the logs of all tasks that failed, and what the scheduler, which runs them, says of each."""
+    """For each failed task, the last lines of its log, and those of the scheduler's log that name it."""
     text = Text()
     for deployment in deployments:
         for ti in deployment.task_instances(dag_id):
             if ti.state == "failed":
                 log = deployment.task_log(dag_id, ti.run_id, ti.task_id).splitlines()[-15:]
+                # With LocalExecutor, the scheduler's log also has the output of the task's supervisor.
                 text.append(f"{deployment.name} {ti.run_id} {ti.task_id} failed:\n", "red")
                 scheduler = deployment.scheduler.tail(10_000).splitlines()
                 log += [line for line in scheduler if ti.id in line][-15:]
@@ -103,22 +104,22 @@ def _mark(turn: Turn) -> Text:
 
 
 def _timeline(outcome: Outcome, width: int) -> RenderableType:
-    """A row for each run, under its deployment: how it waited, and when its tasks were at work."""
+    """A row for all runs together, and one for each run: when it waited, held the lock, and ran its tasks."""
     if not outcome.sections:
-        return Text("No run came to its turn.", "red")
+        return Text("No run started a guarded task.", "red")
     origin = min(turn.triggered for turn in outcome.turns)
     end = max(moment for s in outcome.sections for moment in (s.start, s.end) if isfinite(moment))
     columns = max(20, width - 12)
     per_second = columns / (end - origin)
 
-    def place(moment: float) -> float:
+    def column(moment: float) -> float:
         return (min(moment, end) - origin) * per_second
 
     def draw_section(bar: Bar, section: Section) -> None:
         colour = COLOURS[section.deployment]
-        _draw(bar, ("━", colour), place(section.start), place(section.end))
+        _draw(bar, ("━", colour), column(section.start), column(section.end))
         for work in section.work:
-            _draw(bar, ("█", colour), place(work.start), place(work.end))
+            _draw(bar, ("█", colour), column(work.start), column(work.end))
 
     table = Table.grid(padding=(0, 1))
     table.add_row("", Text(f"0 s{f'{end - origin:.0f} s':>{columns - 3}}", "dim"))
@@ -130,41 +131,45 @@ def _timeline(outcome: Outcome, width: int) -> RenderableType:
         for number, turn in enumerate((t for t in outcome.turns if t.deployment == deployment), start=1):
             bar: Bar = [(" ", "")] * columns
             if turn.section:
-                _draw(bar, ("┄", "dim"), place(turn.triggered), place(turn.section.start))
+                _draw(bar, ("┄", "dim"), column(turn.triggered), column(turn.section.start))
                 draw_section(bar, turn.section)
             table.add_row(Text(f"{deployment} {number}", colour), Text.assemble(*bar))
     return table
 
 
 def _draw(bar: Bar, cell: tuple[str, str], start: float, end: float) -> None:
-    """Fill the cells of a bar whose middles are between two places; one cell at least."""
+    """Fill the cells of a bar from column `start` to column `end`, at least one cell."""
     first = min(round(start), len(bar) - 1)
     last = max(first + 1, min(round(end), len(bar)))
     bar[first:last] = [cell] * (last - first)
 
 
 def _times(outcome: Outcome) -> RenderableType:
+    """A row for each turn, and the summary of the hand-overs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("turn", "deployment", "fencing token"):
         table.add_column(heading)
     for heading in ("waited", "at work", "idle before the next"):
         table.add_column(heading, justify="right")
-    handover = {(each.giver.deployment, each.giver.run): each for each in outcome.handovers}
+    handovers = {(each.previous.deployment, each.previous.run): each for each in outcome.handovers}
     for number, turn in enumerate(outcome.turns, start=1):
         if not turn.section:
             continue
-        to_next = handover.get((turn.deployment, turn.run))
+        to_next = handovers.get((turn.deployment, turn.run))
         table.add_row(
             str(number),
             Text(turn.deployment, COLOURS[turn.deployment]),
             ", ".join(map(str, turn.section.tokens)),
             f"{turn.waited:.1f} s",
             f"{turn.section.end - turn.section.start:.1f} s",
-            f"{to_next.seconds:.1f} s {'→ ' + to_next.taker.deployment if to_next.crosses else '':7}"
-            if to_next
-            else "",
+            _idle(to_next) if to_next else "",
         )
     return Group(table, _handovers(outcome))
+
+
+def _idle(handover: Handover) -> str:
+    target = f"→ {handover.following.deployment}" if handover.crosses else ""
+    return f"{handover.seconds:.1f} s {target:7}"
 
 
 def _handovers(outcome: Outcome) -> RenderableType:
@@ -182,12 +187,12 @@ def _handovers(outcome: Outcome) -> RenderableType:
 
 def _verdict(outcome: Outcome) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    for claim in outcome.verdict:
-        style = "dim" if claim.holds is None else "green" if claim.holds else "bold red"
-        table.add_row(Text(claim.mark, style), claim.text, Text(claim.found, "dim"))
+    for check in outcome.verdict:
+        style = "dim" if check.passed is None else "green" if check.passed else "bold red"
+        table.add_row(Text(check.mark, style), check.text, Text(check.found, "dim"))
     return Group(
         table,
         Text("No two runs overlapped, and every run had its turn.", "bold green")
-        if outcome.holds
+        if outcome.passed
         else Text("FAILED: see the lines marked ✗.", "bold red"),
     )

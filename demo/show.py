@@ -1,4 +1,4 @@
-"""The demo itself: bring everything up, let the runs contend, look on, and report."""
+"""Start two Airflow deployments, let their runs compete for one lock, and report what happened."""
 
 from __future__ import annotations
 
@@ -30,25 +30,27 @@ from deployments.deployment import Deployment, running
 DAG = "warehouse"
 DAGS = Path(__file__).parent / "dags"
 NAMES = ("north", "south")
-WORKER_SLOTS = 2  # of each deployment: fewer than it has runs waiting
+WORKER_SLOTS = 2  # per deployment: fewer than its waiting runs, to show that waiting occupies no worker
 TABLE = "airflow_locks"
 REGION = "us-east-1"
-CREDENTIALS = "not-a-secret"  # the embedded DynamoDB takes any
-PATIENCE = 60.0  # seconds that each turn may take, on average, until the demo gives up
-POLL = 1.0
+CREDENTIALS = "not-a-secret"  # the embedded DynamoDB accepts any credentials
+SECONDS_PER_TURN = 60.0  # longest average duration of a turn before the demo times out
+POLL = 1.0  # seconds between two requests for the state of the runs
 
 
 def main() -> int:
-    """Run the demo as the command line says. Returns 0 if everything was seen that the lock promises."""
+    """Run the demo with the options of the command line. Returns 0 if every check has passed, else 1."""
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
-    parser.add_argument("--runs", type=int, default=5, help="runs of each deployment (%(default)s)")
-    parser.add_argument("--keep", action="store_true", help="leave both web interfaces up until Ctrl-C")
     parser.add_argument(
-        "--output", type=Path, default="demo-report", help="folder for the report (%(default)s)"
+        "--runs", type=int, default=5, help="number of runs per deployment (default: %(default)s)"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep both web interfaces up until Ctrl-C")
+    parser.add_argument(
+        "--output", type=Path, default="demo-report", help="folder for the report (default: %(default)s)"
     )
     arguments = parser.parse_args()
     if arguments.runs < 1:
-        parser.error("--runs must be 1 at least")
+        parser.error("--runs must be at least 1")
     try:
         return 0 if demo(Console(highlight=False), arguments.runs, arguments.output, arguments.keep) else 1
     except (AirflowError, TimeoutError) as error:
@@ -57,12 +59,15 @@ def main() -> int:
 
 
 def demo(console: Console, runs: int, output: Path, keep: bool) -> bool:
-    """Let `runs` runs of each deployment contend, and report to `output` as well. Returns the verdict."""
+    """Let `runs` runs of each deployment compete for the lock, and return whether every check has passed.
+
+    The report is printed on the console and written to the folder `output`.
+    """
     console.print("Two Airflow deployments, north and south, take turns on one lock in an embedded DynamoDB.")
     with processes.temporary_folder("airflow-dynamo-lock-demo-") as folder, EmbeddedDynamoDB() as dynamodb:
         _create_lock_table(dynamodb.endpoint_url)
-        journal = folder / "ledger.jsonl"
-        deployments = [_deployment(name, folder / name, dynamodb.endpoint_url, journal) for name in NAMES]
+        ledger_file = folder / "ledger.jsonl"
+        deployments = [_deployment(name, folder / name, dynamodb.endpoint_url, ledger_file) for name in NAMES]
         board = Board(deployments)
         with ExitStack() as stack:
             with Live(board, console=console, refresh_per_second=4, transient=True):
@@ -73,52 +78,60 @@ def demo(console: Console, runs: int, output: Path, keep: bool) -> bool:
                 for _ in range(runs):
                     for deployment in deployments:
                         deployment.trigger(DAG)
-                console.print(f"{board.elapsed} {runs} runs of each want the lock")
-                done = _watch(deployments, journal, board, timeout=PATIENCE * (1 + runs * len(deployments)))
+                console.print(f"{board.elapsed} runs triggered: {runs} per deployment")
+                timeout = SECONDS_PER_TURN * (1 + runs * len(deployments))
+                done = _watch(deployments, ledger_file, board, timeout)
                 ended = sum(run.state in FINISHED for run in done.runs)
                 console.print(f"{board.elapsed} {ended} of {len(done.runs)} runs have ended")
             console.print(failures(deployments, DAG), end="")
             console.print(report(done, console.width))
-            console.print(f"The picture: {_write(done, journal, output)}", soft_wrap=True)
+            console.print(f"The picture: {_write(done, ledger_file, output)}", soft_wrap=True)
             if keep:
                 _keep(console, deployments)
             console.print("Stopping everything …")
-    return done.holds
+    return done.passed
 
 
-def _write(done: Outcome, journal: Path, output: Path) -> Path:
-    """Leave the picture and the ledger in the output folder. Returns where the picture is."""
+def _write(done: Outcome, ledger_file: Path, output: Path) -> Path:
+    """Write the picture and a copy of the ledger to the folder `output`. Returns the path of the picture."""
     output.mkdir(parents=True, exist_ok=True)
-    if journal.exists():
-        shutil.copy(journal, output)
+    if ledger_file.exists():
+        shutil.copy(ledger_file, output)
     return write_page(done, output / "index.html").absolute()
 
 
-def _watch(deployments: Sequence[Deployment], journal: Path, board: Board, timeout: float) -> Outcome:
-    """Look on until all runs are done, or until it takes too long; the verdict tells the difference."""
+def _watch(deployments: Sequence[Deployment], ledger_file: Path, board: Board, timeout: float) -> Outcome:
+    """Show the progress until all runs have ended, or for `timeout` seconds, and return the outcome.
+
+    After a timeout the outcome contains unfinished runs, so its verdict fails.
+    """
     deadline = time.monotonic() + timeout
     while True:
         runs = {each.name: each.runs(DAG) for each in deployments}
         tasks = {each.name: each.task_instances(DAG) for each in deployments}
-        processes = [process for each in deployments for process in each.ended_processes()]
+        task_processes = [process for each in deployments for process in each.ended_processes()]
         now = outcome(
-            ledger.read(journal), runs, tasks, needs_worker=not STARTS_IN_TRIGGERER, processes=processes
+            ledger.read(ledger_file),
+            runs,
+            tasks,
+            needs_worker=not STARTS_IN_TRIGGERER,
+            processes=task_processes,
         )
         board.show(now)
         ended = all(run.state in FINISHED for run in now.runs)
-        # Airflow notes the end of a process up to five seconds after it.
-        noted = STARTS_IN_TRIGGERER or {ti.id for ti in now.lock_tasks} <= {ti for ti, _ in processes}
-        if (ended and noted) or time.monotonic() > deadline:
+        # The report needs the duration of each process, which Airflow logs up to five seconds after its end.
+        logged = STARTS_IN_TRIGGERER or {ti.id for ti in now.lock_tasks} <= {ti for ti, _ in task_processes}
+        if (ended and logged) or time.monotonic() > deadline:
             return now
         time.sleep(POLL)
 
 
 def _keep(console: Console, deployments: Sequence[Deployment]) -> None:
-    """Stay until Ctrl-C, which here is not an interruption but the way to end."""
+    """Print addresses and logins of the web interfaces, and wait for Ctrl-C, which ends the demo normally."""
     for deployment in deployments:
         login = f"user {deployment.username}, password {deployment.password}"
         console.print(f"{deployment.name}: {deployment.url}/dags/{DAG} ({login})", soft_wrap=True)
-    console.print("Both stay up until Ctrl-C.")
+    console.print("Both deployments stay up until Ctrl-C.")
     with suppress(KeyboardInterrupt):
         signal.pause()
 
@@ -134,8 +147,8 @@ def _create_lock_table(endpoint_url: str) -> None:
     LockClient(dynamodb, table=TABLE).create_table()
 
 
-def _deployment(name: str, home: Path, endpoint_url: str, journal: Path) -> Deployment:
-    """A deployment whose connections lead to the lock table."""
+def _deployment(name: str, home: Path, endpoint_url: str, ledger_file: Path) -> Deployment:
+    """Create a deployment with connections to the lock table. Its tasks write to the ledger."""
     lock = {
         "table": TABLE,
         "aws_conn_id": "aws_default",
@@ -143,13 +156,13 @@ def _deployment(name: str, home: Path, endpoint_url: str, journal: Path) -> Depl
         "deployment": name,
     }
     environment = {
-        # The connection names no endpoint, as where the table is in AWS.
+        # Set outside the connection, so that the connection is the same as for a table in AWS.
         "AWS_ENDPOINT_URL_DYNAMODB": endpoint_url,
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(
             {"conn_type": "aws", "login": CREDENTIALS, "password": CREDENTIALS}
         ),
         "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
         "DEMO_DEPLOYMENT": name,
-        "DEMO_LEDGER": str(journal),
+        "DEMO_LEDGER": str(ledger_file),
     }
     return Deployment(name, home, DAGS, env=environment, parallelism=WORKER_SLOTS)

@@ -1,13 +1,13 @@
-"""What the demo, the tests, the proof and the benchmarks run against: Airflow deployments and DynamoDB servers.
+"""Airflow deployments and DynamoDB servers that the demo, the tests, the proof and the benchmarks start.
 
-| module | what it starts, or does |
+| module | what it contains |
 |---|---|
-| `deployment` | a complete Airflow deployment on this machine, each part a process of its own |
-| `airflow_client` | what a user can do in Airflow's web interface, by its REST API |
-| `processes` | process groups that end with the process that started them |
+| `deployment` | a complete Airflow deployment on this machine, with each component in a process of its own |
+| `airflow_client` | a client of Airflow's REST API, for what a user does in the web interface |
+| `processes` | finding and ending the processes of a deployment |
 | `engines` | DynamoDB servers on 127.0.0.1: moto, and AWS's DynamoDB Local |
-| `proxy` | a proxy before an engine that loses, delays and counts requests |
+| `proxy` | an HTTP proxy in front of an engine that records, delays and drops requests |
 | `limits` | DynamoDB's documented limits, for engines that do not enforce them |
-| `clients` | both kinds of lock clients on an engine, behind one interface |
-| `patience` | how long a test waits for what must happen |
+| `clients` | both kinds of lock clients on an engine, with one interface |
+| `patience` | how long a test waits for an event before it fails |
 """

@@ -1,4 +1,4 @@
-"""What a user can do in Airflow's web interface, done through its public REST API (v2)."""
+"""A client of Airflow's public REST API (v2), for what a user can do in the web interface."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Self
 
 import httpx
 
-FINISHED = ("success", "failed")
-POLL = 0.5  # seconds between two looks while waiting
-AUDITS = 6  # tries, where Airflow on SQLite has waited for itself
+FINISHED = ("success", "failed")  # final states of a run
+POLL = 0.5  # seconds between two requests while waiting
+AUDITS = 6  # maximum number of tries of a request that fails as `_is_unaudited` describes
 
 
 class AirflowError(Exception):
-    """Airflow refused a request, or did not get where it was expected to."""
+    """Airflow answered with an error or not at all, did not start, or could not parse a DAG."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Run:
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
-        """From the API's answer."""
+        """Create an instance from an answer of the API."""
         return cls(
             dag_id=body["dag_id"],
             run_id=body["dag_run_id"],
@@ -49,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TaskInstance:
-    """One task of a run. `pid` is the process of its last try on a worker; None if it never was on one."""
+    """A task of a run. `pid` is the process of its last try on a worker; None if no try ran on a worker."""
 
     id: str
     dag_id: str
@@ -66,7 +66,7 @@ class TaskInstance:
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
-        """From the API's answer."""
+        """Create an instance from an answer of the API."""
         return cls(
             id=body["id"],
             dag_id=body["dag_id"],
@@ -84,7 +84,7 @@ class TaskInstance:
 
 
 class AirflowClient:
-    """One Airflow's public REST API, logged in with a password of the simple auth manager."""
+    """A client of one deployment, logged in with a password of the simple auth manager."""
 
     def __init__(self, url: str, username: str, password: str) -> None:
         self.url = url
@@ -94,47 +94,54 @@ class AirflowClient:
     # --- DAGs
 
     def dag_ids(self) -> set[str]:
-        """The DAGs that have been parsed."""
+        """Return the ids of the DAGs that Airflow has parsed."""
         return {dag["dag_id"] for dag in self._list("/dags", "dags")}
 
     def import_errors(self) -> dict[str, str]:
-        """The DAG files that could not be parsed, and why."""
+        """Return the DAG files that Airflow could not parse, each with its stack trace."""
         errors = self._list("/importErrors", "import_errors")
         return {error["filename"]: error["stack_trace"] for error in errors}
 
     def wait_for_dags(self, dag_ids: Collection[str], timeout: float = 180.0) -> None:
-        """Wait until all these DAGs have been parsed. A file that cannot be parsed ends the wait."""
+        """Wait until Airflow has parsed all these DAGs.
+
+        :raises AirflowError: Airflow could not parse a DAG file.
+        :raises TimeoutError: a DAG is missing after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while missing := set(dag_ids) - self.dag_ids():
             if errors := self.import_errors():
                 raise AirflowError("\n".join(f"{file}:\n{why}" for file, why in errors.items()))
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not parsed after {timeout:g} s: {', '.join(sorted(missing))}")
+                raise TimeoutError(f"Airflow has not parsed {', '.join(sorted(missing))} after {timeout:g} s")
             time.sleep(POLL)
 
     def unpause(self, dag_id: str) -> None:
-        """Let a DAG run."""
+        """Unpause a DAG."""
         self._request("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
 
     # --- runs
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
-        """Start a run and return its id."""
+        """Trigger a run and return its id."""
         body = {"logical_date": None, "conf": dict(conf or {})}
         return str(self._request("POST", f"/dags/{dag_id}/dagRuns", json=body).json()["dag_run_id"])
 
     def run(self, dag_id: str, run_id: str) -> Run:
-        """A run as it is now."""
+        """Return the current state of a run."""
         return Run.parse(self._request("GET", _run_path(dag_id, run_id)).json())
 
     def runs(self, dag_id: str) -> list[Run]:
-        """All runs of a DAG, oldest first."""
+        """Return all runs of a DAG, oldest first."""
         return [Run.parse(run) for run in self._list(f"/dags/{dag_id}/dagRuns", "dag_runs", order_by="id")]
 
     def wait(
         self, dag_id: str, run_id: str, states: Collection[str] = FINISHED, timeout: float = 300.0
     ) -> Run:
-        """Wait until a run is in one of these states."""
+        """Wait until a run is in one of `states`.
+
+        :raises TimeoutError: it is in another state after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while (run := self.run(dag_id, run_id)).state not in states:
             if time.monotonic() > deadline:
@@ -150,12 +157,12 @@ class AirflowClient:
     # --- task instances
 
     def task_instances(self, dag_id: str, run_id: str = "~") -> list[TaskInstance]:
-        """The tasks of a run; without a run, of every run of the DAG."""
+        """Return the task instances of a run, or without `run_id` those of all runs of the DAG."""
         instances = self._list(f"{_run_path(dag_id, run_id)}/taskInstances", "task_instances", order_by="id")
         return [TaskInstance.parse(instance) for instance in instances]
 
     def task_instance(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> TaskInstance:
-        """A task of a run as it is now."""
+        """Return the current state of a task instance."""
         path = _task_path(dag_id, run_id, task_id, map_index)
         return TaskInstance.parse(self._request("GET", path).json())
 
@@ -168,7 +175,10 @@ class AirflowClient:
         map_index: int = -1,
         timeout: float = 180.0,
     ) -> TaskInstance:
-        """Wait until a task is in one of these states."""
+        """Wait until a task instance is in one of `states`.
+
+        :raises TimeoutError: it is in another state after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while (ti := self.task_instance(dag_id, run_id, task_id, map_index)).state not in states:
             if time.monotonic() > deadline:
@@ -190,9 +200,9 @@ class AirflowClient:
         upstream: bool = False,
         only_failed: bool = False,
     ) -> set[str]:
-        """Clear tasks (a mapped one as `(task id, map index)`), with the web interface's own preselection.
+        """Clear tasks of a run with the web interface's defaults, and return the ids of all cleared tasks.
 
-        Returns the ids of all tasks that were cleared.
+        :param task_ids: task ids; for one map index of a mapped task, `(task id, map index)`.
         """
         body = {
             "dry_run": False,
@@ -208,12 +218,12 @@ class AirflowClient:
     def xcom(
         self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1
     ) -> Any:
-        """A value that a task has pushed."""
+        """Return one XCom value of a task."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/{key}"
         return self._request("GET", path, params={"map_index": map_index}).json()["value"]
 
     def xcoms(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
-        """All values that a task has pushed, by their keys."""
+        """Return all XCom values of a task, by key."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries"
         keys = [entry["key"] for entry in self._list(path, "xcom_entries")]
         return {key: self.xcom(dag_id, run_id, task_id, key) for key in keys}
@@ -221,7 +231,7 @@ class AirflowClient:
     def task_log(
         self, dag_id: str, run_id: str, task_id: str, try_number: int | None = None, map_index: int = -1
     ) -> str:
-        """The log of one try of a task (the last one, unless told), a line of text per message."""
+        """Return the log of one try of a task, by default the last one, with one line per message."""
         if try_number is None:
             try_number = self.task_instance(dag_id, run_id, task_id, map_index).try_number
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}"
@@ -247,13 +257,16 @@ class AirflowClient:
     def test_connection(
         self, connection_id: str, conn_type: str, *, extra: Mapping[str, Any]
     ) -> tuple[bool, str]:
-        """What the connection form's test button does, if the configuration allows it: the verdict and its reason."""
+        """Test a connection as the connection form's button does. Returns whether it works, and a message.
+
+        The configuration must allow tests of connections.
+        """
         body = {"connection_id": connection_id, "conn_type": conn_type, "extra": json.dumps(extra)}
         answer = self._request("POST", "/connections/test", json=body).json()
         return bool(answer["status"]), str(answer["message"])
 
     def connection_form(self, conn_type: str) -> dict[str, Any]:
-        """How the web interface shows a type of connection: its own fields, and which standard fields it hides."""
+        """Return the fields of a connection type's form, and which standard fields it hides."""
         answer = self._http.get("/ui/connections/hook_meta", headers=self._authorization)
         (form,) = (each for each in _checked(answer).json() if each["connection_type"] == conn_type)
         return dict(form)
@@ -264,19 +277,22 @@ class AirflowClient:
         """Create a pool."""
         self._request("POST", "/pools", json={"name": name, "slots": slots})
 
-    # --- the wire
+    # --- requests
 
     def health(self) -> dict[str, Any]:
-        """What Airflow says of its components. Raises `httpx.TransportError` while there is no server."""
+        """Return the state of Airflow's components.
+
+        :raises httpx.TransportError: the API server does not answer.
+        """
         return dict(self._http.get("/api/v2/monitor/health").json())
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._http.close()
 
     @cached_property
     def _http(self) -> httpx.Client:
-        # A proxy in the environment has no business between us and 127.0.0.1.
+        # trust_env=False: a proxy that the environment names cannot reach 127.0.0.1.
         return httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
 
     @cached_property
@@ -299,7 +315,7 @@ class AirflowClient:
             raise AirflowError(f"{method} {self.url}/api/v2{path}: {error!r}") from error
 
     def _list(self, path: str, key: str, **params: Any) -> list[dict[str, Any]]:
-        """All entries of a list, page by page."""
+        """Return all entries of a list, which Airflow sends page by page."""
         entries: list[dict[str, Any]] = []
         while True:
             params |= {"limit": 100, "offset": len(entries)}
@@ -310,12 +326,13 @@ class AirflowClient:
 
 
 def _is_unaudited(answer: httpx.Response) -> bool:
-    """Whether Airflow could not write in its audit log that somebody asks for something, and so has done nothing.
+    """Whether Airflow failed to write its audit log. It then did nothing, and the request can be sent again.
 
-    It does that in the event loop of its API server. Where a worker's request to the same server has just written, and
-    waits for that loop to commit, SQLite makes the one wait for the other, until it gives up after five seconds.
-    Airflow 3.2 does not show what was wrong.
+    The API server writes the audit log in its event loop. SQLite can make this write wait for the transaction
+    of a worker's request, which in turn waits for the event loop to commit. After five seconds SQLite reports
+    an error.
     """
+    # Airflow 3.2 answers without details.
     shown = "INSERT INTO log " in answer.text or answer.text == "Internal Server Error"
     return answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR and shown
 

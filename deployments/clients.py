@@ -1,4 +1,4 @@
-"""Both clients behind one face, so that each contract test is written once."""
+"""Lock clients on an engine. Both kinds have the interface of `LockClient`, so that one test covers both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 KINDS = ("sync", "async")
 TABLE = "locks"
 REGION = "eu-central-1"
-#: The table, or bucket, of each foreign format, as its library names it by default.
+#: The default table, or bucket, of the library of each foreign format.
 FOREIGN_TABLES = {
     "amazon-lock-client": "lockTable",
     "python-dynamodb-lock": "DynamoDBLockTable",
@@ -31,16 +31,19 @@ FOREIGN_TABLES = {
     "awsflock": "awsflock",
     "s3": "aws-s3-lock",
 }
-_async_session: Any = get_session()  # one for all, because the first client of a session is slow to make
+_async_session: Any = get_session()  # shared, because creating the first client of a session is slow
 
 
 def any_clock_skew() -> AbstractContextManager[object]:
-    """Let clients be made with a ``max_clock_skew`` below the bound: an engine here has this machine's clock."""
+    """Allow any ``max_clock_skew`` for the clients that are created in this context.
+
+    The lower bound is not needed, because an engine on this machine has the same clock as its clients.
+    """
     return patch.object(arguments, "MIN_CLOCK_SKEW", 0.0)
 
 
-#: For tests that count requests. On a busy machine an answer may take longer than the usual two seconds, and the SDK
-#: would send the request again.
+#: SDK settings for tests that count requests. On a busy machine an answer may take longer than the usual two
+#: seconds, and the SDK would send the request again.
 SLOW = {"read_timeout": PATIENCE}
 
 
@@ -53,18 +56,23 @@ async def async_lock_client(
     streams: bool = False,
     **options: Any,
 ) -> AsyncIterator[AsyncLockClient]:
-    """An asynchronous client, for those who are coroutines themselves."""
+    """Create an `AsyncLockClient`, for callers that run in an event loop.
+
+    :param sdk: SDK settings that override those of a lock client.
+    :param streams: also read the table's stream, at the same endpoint.
+    :param options: options of `AsyncLockClient`.
+    """
     settings: dict[str, Any] = {"endpoint_url": endpoint_url, "config": sdk_config(**(sdk or {}))}
     settings["region_name"] = REGION
     service = service_of(options.get("table_format", NATIVE))
     async with _async_session.create_client(service, **settings) as aws, AsyncExitStack() as stack:
-        follows = None
+        stream_client = None
         if streams:
-            follows = await stack.enter_async_context(
+            stream_client = await stack.enter_async_context(
                 _async_session.create_client("dynamodbstreams", **settings)
             )
         with any_clock_skew():
-            client = AsyncLockClient(aws, table=table, streams=follows, **options)
+            client = AsyncLockClient(aws, table=table, streams=stream_client, **options)
         yield client
 
 
@@ -78,26 +86,28 @@ def lock_client(
     streams: bool = False,
     **options: Any,
 ) -> Iterator[LockClient]:
-    """A client of that kind. An `AsyncLockClient` runs in an event loop in a thread, and looks like a `LockClient`.
+    """Create a client of either kind, with the interface of `LockClient`.
 
-    :param sdk: overrides of the recommended SDK settings.
-    :param streams: it reads the table's stream, at the same endpoint.
+    :param kind: ``"sync"`` for a `LockClient`, ``"async"`` for an `AsyncLockClient` that runs in a thread.
+    :param sdk: SDK settings that override those of a lock client.
+    :param streams: also read the table's stream, at the same endpoint.
+    :param options: options of the client.
     """
     if kind == "sync":
         settings: dict[str, Any] = {"endpoint_url": endpoint_url, "config": sdk_config(**(sdk or {}))}
-        make: Any = boto3.client
-        aws = make(service_of(options.get("table_format", NATIVE)), region_name=REGION, **settings)
-        follows = boto3.client("dynamodbstreams", region_name=REGION, **settings) if streams else None
+        create_client: Any = boto3.client
+        aws = create_client(service_of(options.get("table_format", NATIVE)), region_name=REGION, **settings)
+        stream_client = boto3.client("dynamodbstreams", region_name=REGION, **settings) if streams else None
         with any_clock_skew():
-            made = LockClient(aws, table=table, streams=follows, **options)
-        yield made
+            locks = LockClient(aws, table=table, streams=stream_client, **options)
+        yield locks
     else:
         with AsyncClientInThread(endpoint_url, table=table, sdk=sdk, streams=streams, **options) as client:
             yield cast(LockClient, client)
 
 
 def core_of(client: LockClient) -> ClientCore:
-    """The inside of either client."""
+    """Return the core of a client that `lock_client` has created."""
     inner = client.client if isinstance(client, AsyncClientInThread) else client
     core = inner._core
     assert isinstance(core, ClientCore)
@@ -105,7 +115,7 @@ def core_of(client: LockClient) -> ClientCore:
 
 
 class EventLoop:
-    """An event loop in a thread of its own, for the length of a ``with`` block."""
+    """An event loop in a thread of its own, which runs during the `with` block."""
 
     def __enter__(self) -> Self:
         self.loop = asyncio.new_event_loop()
@@ -120,7 +130,7 @@ class EventLoop:
         self.loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it."""
+        """Run a coroutine in the event loop and return its result. An interrupt cancels the coroutine."""
         running = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return running.result()
@@ -136,7 +146,7 @@ class EventLoop:
 
 
 class AsyncClientInThread(EventLoop):
-    """An `AsyncLockClient` with the face of a `LockClient`."""
+    """An `AsyncLockClient` with the interface of a `LockClient`: each call waits for its coroutine."""
 
     client: AsyncLockClient
 
@@ -158,7 +168,7 @@ class AsyncClientInThread(EventLoop):
 
     @contextmanager
     def lock(self, key: Any, **options: Any) -> Iterator[Any]:
-        """See `LockClient.lock`."""
+        """Acquire a lock for the `with` block, as `LockClient.lock` does."""
         block = self.client.lock(key, **options)
         lease = self.run(block.__aenter__())
         try:
@@ -169,16 +179,16 @@ class AsyncClientInThread(EventLoop):
         else:
             self.run(block.__aexit__(None, None, None))
 
-    def keep_alive(self, lease: Lease, **options: Any) -> _Beats:
-        """See `LockClient.keep_alive`."""
+    def keep_alive(self, lease: Lease, **options: Any) -> _TaskKeepAlive:
+        """Start heartbeats in the event loop, as `LockClient.keep_alive` does in a thread."""
 
         async def start() -> asyncio.Task[Any]:
             return self.client.keep_alive(lease, **options)
 
-        return _Beats(self, self.run(start()))
+        return _TaskKeepAlive(self, self.run(start()))
 
     def list_locks(self, prefix: str = "", **options: Any) -> Iterator[LockRecord]:
-        """See `LockClient.list_locks`."""
+        """List the locks, as `LockClient.list_locks` does, but read all pages first."""
 
         async def collect() -> Sequence[LockRecord]:
             return [record async for record in self.client.list_locks(prefix, **options)]
@@ -186,14 +196,14 @@ class AsyncClientInThread(EventLoop):
         return iter(self.run(collect()))
 
 
-class _Beats:
-    """The face of a `KeepAlive` for the task that sends heartbeats."""
+class _TaskKeepAlive:
+    """The interface of `KeepAlive` for the asyncio task that sends heartbeats."""
 
-    def __init__(self, loop: EventLoop, task: asyncio.Task[Any]) -> None:
-        self._loop, self._task = loop, task
+    def __init__(self, event_loop: EventLoop, task: asyncio.Task[Any]) -> None:
+        self._event_loop, self._task = event_loop, task
 
     def stop(self) -> None:
-        self._loop.loop.call_soon_threadsafe(self._task.cancel)
+        self._event_loop.loop.call_soon_threadsafe(self._task.cancel)
 
     def __enter__(self) -> Self:
         return self

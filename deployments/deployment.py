@@ -1,13 +1,15 @@
-"""A complete Airflow deployment on this machine, to run DAGs in: for the demo and for tests in real Airflow.
+"""A complete Airflow deployment on this machine, in which the demo, the tests and the benchmarks run DAGs.
 
     with Deployment("north", home=tmp_path / "north", dags=Path("dags")) as north:
         north.wait_for_dags({"orders"})
         run = north.wait("orders", north.trigger("orders"))
 
-Everything is Airflow's own: API server, scheduler (with LocalExecutor), DAG processor and triggerer, each a
-process that can be killed, paused and started again by itself, on a database in `home`. They listen on
-127.0.0.1 only. Several deployments can run side by side, and come up together in `running(north, south)`.
-Leaving the context leaves no process behind, and neither does the death of the process that entered it.
+It consists of an API server, a scheduler with LocalExecutor, a DAG processor and a triggerer. Each is a
+process that can be killed, paused and started again on its own. Their database is in `home`, and they listen
+on 127.0.0.1 only.
+
+Several deployments can run at the same time; `running(north, south)` starts them together. All their
+processes end with the `with` block, or when the process that entered it dies.
 """
 
 from __future__ import annotations
@@ -36,16 +38,22 @@ import psutil
 from deployments import processes
 from deployments.airflow_client import AirflowClient, AirflowError
 
-GRACE = 3.0  # seconds from SIGTERM to SIGKILL; only a triggerer takes longer, and much longer
-# The supervisor of a task's process, in the log of the component that runs it.
+GRACE = 3.0  # seconds from SIGTERM to SIGKILL; only a triggerer needs more, and it may need very long
+# The supervisor of a task's process writes this line to the log of the component that runs it.
 _FINISHED = re.compile(
     r"(?:Task|Workload) finished .*\bduration=([\d.]+)(?:.*\b(?:task_instance|workload)_id=([\w-]+))?"
 )
-HEALTHY = 180.0  # seconds to come up, at most; 2 cores that are shared with another deployment need about 30
+HEALTHY = 180.0  # maximum start time in seconds; two deployments that start on 2 cores need about 30
 
 
 class Component:
-    """One of the processes that make up a deployment, in a session of its own with those that it starts."""
+    """A process of a deployment, such as the scheduler, which leads a session of its own.
+
+    Methods that end or pause it do so with all processes in its session, except `kill_leader`.
+
+    :param log: file to which the output is appended.
+    :param account: run the component as this user; None for the current user.
+    """
 
     def __init__(
         self,
@@ -62,10 +70,11 @@ class Component:
         self._command = command
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        self._orphaned: list[subprocess.Popen[bytes]] = []  # dead leaders whose sessions may still live
+        # Dead session leaders, not yet collected: their pids must stay in use while their sessions may live.
+        self._orphaned: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Start it, which must not be running. Its output goes to the end of `log`."""
+        """Start the component, which must not be running."""
         assert not self.is_running, f"{self.name} is running"
         self.started = datetime.now(UTC)
         if self._process:
@@ -83,50 +92,52 @@ class Component:
             )
 
     def kill(self) -> None:
-        """End it as a power failure would: SIGKILL to it and to all that it has started, tasks included."""
+        """Send SIGKILL to all processes in the session, as a power failure would end them."""
         self._end(grace=0.0)
 
     def kill_leader(self) -> None:
-        """End its main process alone, as a machine without memory might. What that has started goes on by itself, even
-        past the next start, until `kill()` or `stop()`."""
+        """Send SIGKILL to the session leader only, as the kernel does when memory runs out.
+
+        The leader's children run on, even after the next start, until `kill` or `stop`.
+        """
         assert self._process, f"{self.name} is not running"
-        # Not by Popen.kill(): see `is_running`.
+        # Popen.kill() calls poll(): see `is_running`.
         os.kill(self._process.pid, signal.SIGKILL)
 
     def stop(self, grace: float = GRACE) -> None:
-        """End it in good order, with all it has started; what is left after `grace` seconds is killed."""
+        """End the processes in the session with SIGTERM, and with SIGKILL after `grace` seconds."""
         self._end(grace)
 
     def restart(self) -> None:
-        """Kill it and start it again."""
+        """Kill the component and start it again."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """Stop its clock, and that of all it has started, as a suspended machine would (SIGSTOP)."""
+        """Send SIGSTOP to all processes in the session, as if the machine were suspended."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Go on after `pause()`."""
+        """Continue the processes that `pause` has stopped."""
         self._signal(signal.SIGCONT)
 
     def processes(self) -> list[psutil.Process]:
-        """The living processes of its sessions."""
+        """Return the living processes in the session, and in those of earlier, killed leaders."""
         return processes.of_sessions(self.sessions)
 
     @property
     def sessions(self) -> list[int]:
-        """The ids of its session, which is the pid of its leader, and of those whose leader was killed alone."""
+        """Ids of the session (the pid of its leader) and of those of earlier, killed leaders."""
         return [each.pid for each in (self._process, *self._orphaned) if each]
 
     @property
     def is_running(self) -> bool:
-        """Whether the leader lives."""
-        # Not by Popen.poll(): it collects a dead leader, whose pid could then become another session's id.
+        """Whether the session leader is alive."""
+        # Popen.poll() would collect a dead leader, and its pid could then become the id of another session.
         return bool(self._process) and psutil.Process(self.sessions[0]).status() != psutil.STATUS_ZOMBIE
 
     def wait(self) -> int | None:
-        """Wait until the leader has ended, and return its exit code; None if there is none to wait for."""
+        """Wait until the session leader has ended. Returns its exit code, or None if it was not started."""
         code = self._process.wait() if self._process else None
         while self._orphaned:
             self._orphaned.pop().wait()
@@ -134,7 +145,7 @@ class Component:
         return code
 
     def tail(self, lines: int = 20) -> str:
-        """The end of its log."""
+        """Return the last lines of the log."""
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -150,10 +161,15 @@ class Component:
 
 
 class Deployment(AirflowClient):
-    """An Airflow of its own in `home`, with the DAGs in `dags`; once it is up, also its own REST client.
+    """An Airflow deployment that runs during the `with` block. It is also a client of its own REST API.
 
-    Nothing of the caller's environment reaches it except PATH and TMPDIR; `env` adds to it, connections for
-    example (`AIRFLOW_CONN_…`) and configuration (`AIRFLOW__…`).
+    Its processes inherit only PATH and TMPDIR from the caller's environment.
+
+    :param home: AIRFLOW_HOME, which is created.
+    :param dags: folder with the DAGs.
+    :param env: further environment variables, such as connections (`AIRFLOW_CONN_…`) and configuration
+        (`AIRFLOW__…`).
+    :param parallelism: maximum number of tasks that run at the same time.
     """
 
     def __init__(
@@ -174,7 +190,7 @@ class Deployment(AirflowClient):
 
         self._migration = self.component("db-migrate", "db", "migrate")
         self.api_server = self.component("api-server")
-        # Airflow's log servers would listen on all addresses, and all logs are on this disk anyway.
+        # No log servers: they would listen on all addresses, and all logs are on this disk anyway.
         self.scheduler = self.component("scheduler", "scheduler", "--skip-serve-logs")
         self.dag_processor = self.component("dag-processor")
         self.triggerer = self.component("triggerer", "triggerer", "--skip-serve-logs")
@@ -197,40 +213,48 @@ class Deployment(AirflowClient):
         self._context.__exit__(kind, error, traceback)
 
     def prepare(self) -> None:
-        """First step up: begin to create the home and the database."""
+        """First step of the start: create the home, and start to create the database."""
         self.status = "creating its database"
         self.make_home()
         self._migration.start()
 
     def make_home(self) -> None:
-        """Create the home, and begin to watch over it."""
+        """Create the home, and start the reaper, which kills the deployment when this process dies."""
         (self.home / "output").mkdir(parents=True)
         self._reaper = subprocess.Popen(
             [sys.executable, processes.__file__, str(self.home)],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        # Airflow generates the password only if there is none.
+        # Airflow generates a password only if this file has none.
         (self.home / "simple_auth_manager_passwords.json.generated").write_text(
             json.dumps({self.username: self.password})
         )
 
     def launch(self) -> None:
-        """Second step up: when the database is there, start the components."""
+        """Second step of the start: wait for the database, and start the components.
+
+        :raises AirflowError: the database could not be created.
+        """
         if self._migration.wait() != 0:
-            raise AirflowError(f"{self.name}: no database:\n{self._migration.tail()}")
+            raise AirflowError(f"{self.name}: could not create the database:\n{self._migration.tail()}")
         self.tune_database()
         for component in self.components:
             component.start()
 
     def tune_database(self) -> None:
-        """Set up the database before anything but its migration has used it."""
+        """Configure the database after its migration, before any component uses it."""
         with sqlite3.connect(self.home / "airflow.db") as database:
             database.execute("PRAGMA journal_mode = WAL")  # so that readers do not wait for writers
         database.close()
 
     def wait_until_healthy(self, timeout: float = HEALTHY) -> None:
-        """Last step up, or after starting a component again: wait until each has beaten since its start."""
+        """Wait until each component has sent a heartbeat since its start.
+
+        This is the last step of the start. Call it again after starting a component again.
+
+        :raises AirflowError: a component has died, or is not healthy after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while waiting_for := self._unhealthy():
             self.status = f"waiting for {', '.join(component.name for component in waiting_for)}"
@@ -243,7 +267,7 @@ class Deployment(AirflowClient):
         self.status = "up"
 
     def stop(self) -> None:
-        """End everything that belongs to this deployment, whatever state it is in."""
+        """End all processes of the deployment, in any state of its start."""
         self.status = "stopping"
         processes.end(self.processes, GRACE)
         for component in (self._migration, *self.components):
@@ -254,29 +278,32 @@ class Deployment(AirflowClient):
         self.status = "stopped"
 
     def processes(self) -> list[psutil.Process]:
-        """All living processes of this deployment."""
+        """Return all living processes of the deployment."""
         sessions = [session for component in self.components for session in component.sessions]
         return processes.of_home(self.home, sessions)
 
     def ended_processes(self) -> list[tuple[str, float]]:
-        """The ended processes of tasks: task instance id, and for how many seconds each occupied a worker slot.
+        """Return the ended processes of tasks, each as task instance id and seconds in a worker slot.
 
-        Airflow 3.0 logs no id: it is empty there. Airflow logs the end of a process up to five seconds after it.
+        Airflow logs the end of a process up to five seconds later. Airflow 3.0 logs no id, so it is empty.
         """
         logs = [component.log for component in self.components if component.log.exists()]
         found = [_FINISHED.findall(log.read_text(errors="replace")) for log in logs]
         return [(ti, float(seconds)) for each in found for seconds, ti in each]
 
     def component(self, name: str, *command: str) -> Component:
-        """One of Airflow's own commands."""
+        """Create a component that runs an Airflow command: `command`, or if empty the command `name`."""
         return self.server(name, sys.executable, "-m", "airflow", *(command or [name]))
 
     def server(self, name: str, *command: str, account: pwd.struct_passwd | None = None) -> Component:
-        """Any program that belongs to the deployment."""
+        """Create a component that runs any program, with the environment of the deployment."""
         return Component(name, [*command], self._environment, self.home / "output" / f"{name}.log", account)
 
     def _unhealthy(self) -> list[Component]:
-        """The components without a heartbeat since their start."""
+        """Return the components that have sent no heartbeat since their start.
+
+        The API server sends none. While it does not answer, all components are returned.
+        """
         try:
             health = self.health()
         except httpx.TransportError:
@@ -295,17 +322,17 @@ class Deployment(AirflowClient):
     def _base_environment(self, dags: Path, parallelism: int) -> dict[str, str]:
         passed_on = {name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}
         return passed_on | {
-            # The tools of this Python's environment first.
+            # The programs of this Python environment take precedence.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-            # A home without ~/.aws and the like, and no asking a cloud's metadata service for credentials.
+            # The SDK must find no credentials: neither in ~/.aws nor at a cloud's metadata service.
             "HOME": str(self.home),
             "AWS_EC2_METADATA_DISABLED": "true",
             "LANG": "C.UTF-8",
             "AIRFLOW_HOME": str(self.home),
-            # Else titles are written over the environment by which `processes` tells whose a process is.
+            # Airflow sets process titles, which by default overwrite the environment that `processes` reads.
             "SPT_NOENV": "1",
             "AIRFLOW__API__BASE_URL": self.url,
-            # So that an answer says what went wrong, and not a log alone.
+            # Show errors in the answers of the API too, not only in the log.
             "AIRFLOW__API__EXPOSE_STACKTRACE": "True",
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(self.port),
@@ -317,10 +344,10 @@ class Deployment(AirflowClient):
             "AIRFLOW__CORE__PARALLELISM": str(parallelism),
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
-            # Else a machine that stands still for a minute has its DAGs removed.
+            # With the default, Airflow removes the DAGs if the machine is suspended for a minute.
             "AIRFLOW__DAG_PROCESSOR__STALE_DAG_THRESHOLD": "600",
             "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
-            # Else a task fails whose process waits more than 5 s for the API server of a busy machine.
+            # With the default of 5 s, tasks fail on a busy machine, where the API server answers late.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             "NO_PROXY": "127.0.0.1",
         }
@@ -328,7 +355,7 @@ class Deployment(AirflowClient):
 
 @contextmanager
 def running(*deployments: Deployment) -> Iterator[None]:
-    """Have several deployments up, started and stopped side by side."""
+    """Run several deployments during the `with` block. They start and stop at the same time."""
     try:
         for deployment in deployments:
             deployment.prepare()
@@ -345,12 +372,11 @@ def running(*deployments: Deployment) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that the operating system will not give to anyone for the next minute.
+    """Return a port on 127.0.0.1 that the operating system assigns to no other socket for about a minute.
 
-    It has just had a connection, whose end the kernel remembers (TIME_WAIT); only a server may still take it,
-    with SO_REUSEADDR. A port that was merely free a moment ago may be another connection's by the time
-    Airflow listens.
+    A port that is merely free at the moment may get another connection before Airflow listens on it.
     """
+    # A closed connection leaves the port in TIME_WAIT, where only a server with SO_REUSEADDR can bind it.
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
         server.accept()[0].close()
         return int(server.getsockname()[1])

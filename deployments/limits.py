@@ -1,4 +1,4 @@
-"""DynamoDB's documented limits on requests and items, for engines that do not enforce them: moto, the simulated table.
+"""DynamoDB's documented limits on requests and items. moto and the simulated table do not enforce them.
 
 https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/Constraints.html
 """
@@ -10,46 +10,47 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import ceil
 from typing import Any
 
-#: Bytes of one expression, and operators and functions in it.
+#: Maximum size of one expression in bytes, and maximum number of operators and functions in it.
 EXPRESSION_BYTES, OPERATORS = 4096, 300
-#: Bytes of an item with its attributes' names, and of a partition and a sort key.
+#: Maximum sizes in bytes: of an item with the names of its attributes, of a partition key, of a sort key.
 ITEM_BYTES, PARTITION_KEY_BYTES, SORT_KEY_BYTES = 400 * 1024, 2048, 1024
-#: Items of a transaction or of a `BatchGetItem`, and bytes of a transaction's items.
+#: Maximum number of items in a transaction or a `BatchGetItem`, and maximum size of a transaction in bytes.
 BATCH, TRANSACTION_BYTES = 100, 4 * 1024 * 1024
-#: Write units of one partition in a second, and bytes that one unit writes.
+#: Write units per second of one partition, and bytes that one unit writes.
 PARTITION_UNITS, UNIT_BYTES = 1000, 1024
 
 _EXPRESSIONS = ("UpdateExpression", "ConditionExpression", "KeyConditionExpression", "FilterExpression")
 _FUNCTIONS = (
     r"\b(?:attribute_(?:exists|not_exists|type)|begins_with|contains|size|if_not_exists|list_append)\b"
 )
-# In `SET a = :b` the equals sign is no operator.
+# The equals sign is an operator in a condition, but not in an update such as `SET a = :b`.
 _IN_UPDATE = re.compile(rf"{_FUNCTIONS}|[+-]")
 _IN_CONDITION = re.compile(rf"{_FUNCTIONS}|<>|<=|>=|[=<>]|\b(?:AND|OR|NOT|BETWEEN|IN)\b")
 
 
 class LimitExceeded(Exception):
-    """DynamoDB answers such a request with a ValidationException."""
+    """The request exceeds a limit. DynamoDB would answer it with a ValidationException."""
 
 
 def check(action: str, params: Mapping[str, Any]) -> None:
-    """Check what can be checked without the table.
+    """Check the limits that depend on the request alone, not on the items in the table.
 
-    :raises LimitExceeded: DynamoDB would refuse the request.
+    :param action: the API action, such as ``UpdateItem``.
+    :raises LimitExceeded: the request exceeds a limit.
     """
     if action == "TransactWriteItems":
         writes = [write for item in params["TransactItems"] for write in item.values()]
         _at_most(BATCH, len(writes), "items in a transaction")
         _at_most(TRANSACTION_BYTES, sum(map(_sent_bytes, writes)), "bytes in a transaction")
         for write in writes:
-            check("one of a transaction", write)
+            check("write of a transaction", write)
         return
     if action == "BatchGetItem":
-        _at_most(
-            BATCH, sum(len(each["Keys"]) for each in params["RequestItems"].values()), "keys in a request"
-        )
+        keys = sum(len(table["Keys"]) for table in params["RequestItems"].values())
+        _at_most(BATCH, keys, "keys in a request")
         return
     for name in _EXPRESSIONS:
         if name in params:
@@ -59,7 +60,7 @@ def check(action: str, params: Mapping[str, Any]) -> None:
 
 
 def check_item(item: Mapping[str, Any]) -> int:
-    """Its bytes.
+    """Return the size of an item in bytes.
 
     :raises LimitExceeded: the item is too large.
     """
@@ -69,7 +70,7 @@ def check_item(item: Mapping[str, Any]) -> int:
 
 
 def size_of(item: Mapping[str, Any]) -> int:
-    """The bytes of an item as DynamoDB counts them."""
+    """Return the size of an item in bytes, as DynamoDB counts it."""
     return sum(len(name.encode()) + _value_bytes(value) for name, value in item.items())
 
 
@@ -89,14 +90,17 @@ def _check_expression(name: str, text: str) -> None:
 
 
 def _has_redundant_parentheses(text: str) -> bool:
-    """Whether a pair of parentheses stands directly in another one, which DynamoDB refuses."""
+    """Whether a pair of parentheses directly encloses another pair, which DynamoDB refuses.
+
+    The outer pair may be that of a function's arguments, as in ``size((a))``: that is not redundant.
+    """
     opened: list[int] = []
     pairs = set()
-    for place, character in enumerate(text := text.replace(" ", "")):
+    for position, character in enumerate(text := text.replace(" ", "")):
         if character == "(":
-            opened.append(place)
+            opened.append(position)
         elif character == ")":
-            pairs.add((opened.pop(), place))
+            pairs.add((opened.pop(), position))
     return any(
         (first + 1, last - 1) in pairs and (first == 0 or not text[first - 1].isalnum())
         for first, last in pairs
@@ -104,6 +108,7 @@ def _has_redundant_parentheses(text: str) -> bool:
 
 
 def _value_bytes(value: Mapping[str, Any]) -> int:
+    """Return the size of an attribute value such as ``{"S": "text"}`` in bytes, as DynamoDB counts it."""
     ((kind, content),) = value.items()
     match kind:
         case "M":
@@ -120,31 +125,33 @@ def _value_bytes(value: Mapping[str, Any]) -> int:
 
 
 def _sent_bytes(write: Mapping[str, Any]) -> int:
+    """Return the size in bytes of the values that one write of a transaction sends."""
     return size_of(write.get("Item", {})) + size_of(write.get("ExpressionAttributeValues", {}))
 
 
 def _at_most(limit: int, number: int, what: str) -> None:
     if number > limit:
-        raise LimitExceeded(f"{number} {what}, where DynamoDB takes at most {limit}")
+        raise LimitExceeded(f"The request has {number} {what}, but DynamoDB accepts at most {limit}")
 
 
 @dataclass
 class Throughput:
-    """The write units that each partition has used within the last second."""
+    """The write units that each partition has used during the last second."""
 
     _used: dict[str, deque[tuple[float, int]]] = field(default_factory=lambda: defaultdict(deque))
 
     def takes(self, key: str, size: int, now: float, times: int = 1) -> bool:
-        """Whether the partition of that key takes one more write.
+        """Count a write in the partition of a key, if that has capacity left. Returns whether it has.
 
-        :param size: bytes of the item, before the write or after it, whichever is more.
-        :param times: units for each kilobyte: two in a transaction.
+        :param size: size of the item in bytes, before or after the write, whichever is larger.
+        :param now: current time in seconds, on any clock.
+        :param times: write units per kilobyte: 1, or 2 in a transaction.
         """
         used = self._used[key]
         while used and used[0][0] <= now - 1.0:
             used.popleft()
-        units = times * max(1, -(-size // UNIT_BYTES))
-        if sum(each for _, each in used) + units > PARTITION_UNITS:
+        units = times * max(1, ceil(size / UNIT_BYTES))
+        if sum(spent for _, spent in used) + units > PARTITION_UNITS:
             return False
         used.append((now, units))
         return True

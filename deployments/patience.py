@@ -1,8 +1,8 @@
-"""How long a test waits for what must happen.
+"""How long a test waits for an event before it fails.
 
-A bound on real time says only that something happens at all, so it is generous: on a machine with busy cores, a
-process may need ten seconds to start. Whether a time is kept exactly is tested on simulated clocks, in `tests/core`
-and `proof/simulator`.
+The limit is generous, because it only shows whether the event happens at all: on a busy machine, a process
+may need ten seconds to start. Tests of exact times use simulated clocks, in `tests/core` and
+`proof/simulator`.
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Upper bound for anything that should happen soon, in seconds.
+#: Time after which a test gives up waiting for an event, in seconds.
 PATIENCE = 180.0
 
 
 def wait_until(true: Callable[[], object], what: str = "") -> None:
-    """Wait until a condition holds. Fails after `PATIENCE`, and says what did not happen."""
+    """Wait until `true()` is true.
+
+    :param what: the event, for the message of the error.
+    :raises AssertionError: the condition is still false after `PATIENCE` seconds.
+    """
     deadline = time.monotonic() + PATIENCE
     while not true():
-        assert time.monotonic() < deadline, what or "it did not happen"
+        assert time.monotonic() < deadline, what or "the condition did not become true"
         time.sleep(0.01)
 
 
 class TooBusyError(Exception):
-    """The machine was so busy that a heartbeat came too late: the attempt shows nothing."""
+    """The machine was so busy that a heartbeat came too late, so this run of a test is inconclusive."""
 
 
 def on_time(attempt: Callable[[int], T]) -> T:
-    """Run a test whose heartbeats must come on time, with longer times if the machine is too busy for short ones.
+    """Run a test that needs punctual heartbeats. Repeat it with longer durations if the machine is too busy.
 
-    :param attempt: the test, given the factor for its times. It raises `TooBusyError` if a heartbeat came too late.
+    :param attempt: the test. It multiplies its durations by its argument, and raises `TooBusyError` if a
+        heartbeat came too late.
+    :return: the result of the first run that is conclusive.
     """
     for factor in (1, 4, 16):
         try:

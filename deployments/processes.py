@@ -1,12 +1,12 @@
-"""Which processes belong to an Airflow deployment, and how to leave none of them behind.
+"""Find the processes of an Airflow deployment, and end them all.
 
-Airflow gives every running task a process group of its own, and a Bash task's command a session of its own,
-so no group and no session holds a whole deployment. What its processes have in common is the environment that
-they were started with: the same AIRFLOW_HOME. Those that hide their environment (Airflow's workers do, from
-all but root) have at least stayed in the session of the component that started them.
+A deployment spans several process groups and sessions: Airflow starts each task in a process group of its
+own, and the command of a Bash task in a session of its own. So a process belongs to a deployment if its
+environment has the deployment's AIRFLOW_HOME. Only root can read the environment of Airflow's workers; they
+are found by their session, which is that of the component that started them.
 
-Run as a script, this file is the *reaper*: it waits for the end of its standard input, which comes when its
-parent closes it or dies, in whatever way, and then kills the deployment.
+Run as a script, this file is the *reaper* of one deployment: when its standard input ends, because its parent
+has closed it or died, the reaper kills the deployment.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ import psutil
 
 
 def of_sessions(sessions: Collection[int]) -> list[psutil.Process]:
-    """The living processes of some sessions."""
+    """Return the living processes of some sessions."""
     return [process for process in _living() if _session(process) in sessions] if sessions else []
 
 
 def of_home(home: Path, sessions: Collection[int] = ()) -> list[psutil.Process]:
-    """The living processes whose AIRFLOW_HOME is `home`, and those in a session that one of them leads.
+    """Return the living processes with AIRFLOW_HOME `home`, and those in a session that one of them leads.
 
-    `sessions` are further sessions known to belong: a leader that is dead already can no longer tell.
+    :param sessions: further sessions of the deployment. The environment of a dead session leader cannot be
+        read, so its session is not found by AIRFLOW_HOME.
     """
     living = _living()
-    marked = {p.pid for p in living if (p.info["environ"] or {}).get("AIRFLOW_HOME") == str(home)}
-    return [p for p in living if p.pid in marked or _session(p) in marked or _session(p) in sessions]
+    in_home = {p.pid for p in living if (p.info["environ"] or {}).get("AIRFLOW_HOME") == str(home)}
+    # The id of a session is the pid of its leader.
+    return [p for p in living if p.pid in in_home or _session(p) in in_home or _session(p) in sessions]
 
 
 def end(find: Callable[[], list[psutil.Process]], grace: float = 0.0) -> None:
-    """Ask the processes that `find` finds to end, and kill those that are left after `grace` seconds.
+    """Send SIGTERM to the processes that `find` returns, and SIGKILL to those left after `grace` seconds.
 
-    Only those are asked that none of the others has started: to end its own is part of each one's ending in
-    order. Returns when `find` finds nothing any more: what is killed may have forked a moment before.
+    Only a process whose parent is not among them receives SIGTERM: it then ends its children itself. Returns
+    when `find` returns no process. It is called repeatedly, because a process may fork just before it is
+    killed.
     """
     deadline = time.monotonic() + grace
     if grace:
@@ -64,7 +67,7 @@ def end(find: Callable[[], list[psutil.Process]], grace: float = 0.0) -> None:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder that goes away even if Ctrl-C comes while it is going."""
+    """A temporary folder. Ctrl-C does not interrupt its removal."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         yield folder
@@ -75,16 +78,16 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back until the block is done, and then let the first one have its effect.
+    """Delay SIGINT and SIGTERM until the end of the block, where the first one received takes effect.
 
-    Signals are the main thread's: in another one there is nothing to hold back.
+    Python runs signal handlers in the main thread only, so in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held_back: list[int] = []
+    received: list[int] = []
     handlers = {
-        number: signal.signal(number, lambda number, _: held_back.append(number))
+        number: signal.signal(number, lambda number, _: received.append(number))
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
@@ -92,12 +95,12 @@ def undisturbed() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if held_back:
-            signal.raise_signal(held_back[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _living() -> list[psutil.Process]:
-    """All processes but zombies, which only wait to be collected by their parents; with `info["environ"]`."""
+    """Return all processes but zombies, with their environment as `info["environ"]`."""
     processes = psutil.process_iter(["environ", "status"])
     return [process for process in processes if process.info["status"] != psutil.STATUS_ZOMBIE]
 
@@ -105,7 +108,7 @@ def _living() -> list[psutil.Process]:
 def _session(process: psutil.Process) -> int | None:
     try:
         return os.getsid(process.pid)
-    except OSError:  # it is gone
+    except OSError:  # the process has ended
         return None
 
 

@@ -1,7 +1,7 @@
 """An HTTP proxy between a client and an engine.
 
-It records every request, including the retries of the SDK, and injects faults: lost replies, broken connections,
-delays and error responses.
+It records every request, including the retries of the SDK, and injects faults: lost replies, broken
+connections, delays and error responses.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Seen:
     """One recorded request.
 
     :ivar action: the API action, such as ``UpdateItem``.
-    :ivar what: what an ``UpdateItem`` does to the lock: ``acquire``, ``heartbeat``, ``release``, ``drain``, ``enter``
-        or ``leave``; for any other action, the action.
+    :ivar what: what an ``UpdateItem`` does to the lock: ``acquire``, ``heartbeat``, ``release``, ``drain``,
+        ``enter`` or ``leave``; for any other action, the action.
     :ivar key: the key of the lock; None if the request has several keys or none.
     :ivar at: when the proxy received it, in monotonic seconds.
     :ivar params: the parameters of the action.
@@ -59,8 +59,8 @@ class Rule:
     :ivar lag: seconds by which each answer is delayed on its way to the client.
     :ivar in_turn: delay one request at a time, as a server does that works through its queue even if clients
         no longer wait.
-    :ivar reply: returns the status and body that the client receives instead of the engine's answer, or None to
-        break the connection.
+    :ivar reply: returns the status and body that the client receives instead of the engine's answer, or None
+        to break the connection.
     :ivar resets: break connections by a TCP reset (RST) instead of closing them.
     :ivar tears: break the connection in the middle of the answer.
     :ivar times: maximum number of requests to which the rule applies.
@@ -261,7 +261,7 @@ class _Connection(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _forward(self, seen: Seen, body: bytes) -> tuple[tuple[int, bytes], dict[str, str]]:
-        """Send a request to the engine. Returns the status and body of its answer, and the headers to pass on."""
+        """Send a request to the engine. Returns its answer, and the headers to pass on to the client."""
         self._engine.request("POST", self.path, body, dict(self.headers.items()))
         response = self._engine.getresponse()
         answer = (response.status, response.read())
@@ -274,7 +274,7 @@ class _Connection(BaseHTTPRequestHandler):
     def _break(self, *, resets: bool) -> None:
         self.close_connection = True
         if resets:
-            # A linger time of 0 makes close() send RST. Detached, so that the server does not shut it down first.
+            # With a linger time of 0, close() sends RST. Without detach(), the server would send FIN first.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
 

@@ -1,6 +1,6 @@
-"""What both deployments run: two tasks on one warehouse, at which nobody else may be at work meanwhile.
+"""The DAG of both deployments: two tasks under a lock that lets one run at a time work on a warehouse.
 
-Each task writes down when it starts and when it ends, all of them into the same ledger: see `demo/ledger.py`.
+Each task appends its start and its end to the ledger, a file that both deployments share (`demo/ledger.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow.sdk import DAG, get_current_context, task
 
 from airflow_dynamo_lock import DynamoLock
 
-WORK = 1.0  # seconds of work in each task
+WORK = 1.0  # duration of each task, in seconds
 
 
 @task
@@ -26,19 +26,19 @@ def extract() -> None:
 
 @task
 def load() -> None:
-    """Pretend to write them into the warehouse."""
+    """Pretend to write the orders into the warehouse."""
     work()
 
 
 def work() -> None:
-    """Take some time, and write its start and its end into the ledger."""
+    """Sleep for `WORK` seconds, and record the start and the end in the ledger."""
     note("start")
     time.sleep(WORK)
     note("end")
 
 
 def note(event: str) -> None:
-    """Append a line to the ledger: one write to a file opened for appending, so that lines never mix."""
+    """Append a line to the ledger."""
     now = time.time()
     context: dict[str, Any] = dict(get_current_context())
     entry = {
@@ -50,6 +50,7 @@ def note(event: str) -> None:
         "pid": os.getpid(),
         "token": context["dynamo_lock"].token,
     }
+    # A single write with O_APPEND, so that the lines of two processes never mix.
     ledger = os.open(os.environ["DEMO_LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(ledger, f"{json.dumps(entry)}\n".encode())

@@ -1,4 +1,5 @@
-"""Histories that nobody would think of: the real clients, in simulated time, against an adversary driven by one seed.
+"""Simulated histories: the real clients run in simulated time, while faults, chosen at random from one seed,
+disturb them.
 
-``python -m proof.simulator --seed 7`` plays one history and tells it; see `__main__` for many.
+``python -m proof.simulator --seed 7`` plays one history and prints its log; `__main__` lists all commands.
 """

@@ -1,11 +1,11 @@
-"""``python -m proof.simulator``: play many histories, or tell one.
+"""``python -m proof.simulator``: play many simulated histories, or one with its log.
 
-python -m proof.simulator --histories 100000     # so many, on all cores
-python -m proof.simulator --minutes 60           # for so long, from a seed of its own (`make soak MINUTES=60`)
-python -m proof.simulator --seed 4711            # play one again, and tell its story
-python -m proof.simulator --seed 4711 --spoilt late-heartbeat
-python -m proof.simulator --mutations            # in how many histories each spoilt protocol is found out
-python -m proof.simulator --unit-test NAME…      # run the unit tests that mutations name, each under its mutation
+python -m proof.simulator --histories 100000   # play this number of histories, on all cores
+python -m proof.simulator --minutes 60         # play histories for an hour (`make soak MINUTES=60`)
+python -m proof.simulator --seed 4711          # play one history and print its log
+python -m proof.simulator --seed 4711 --spoilt late-heartbeat   # the same with a broken rule
+python -m proof.simulator --mutations          # break each rule, and find a history that detects it
+python -m proof.simulator --unit-test NAME…    # run the unit tests that detect these broken rules
 """
 
 from __future__ import annotations
@@ -31,49 +31,56 @@ from proof.simulator.mutations import MUTATIONS, spoilt
 
 console = Console(highlight=False)
 
+#: Maximum number of histories to play in search of one that detects a mutation.
+MAX_HISTORIES = 20_000
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if all held, 1 if not."""
+    """Run the command line. Returns the exit status: 0 if there are no violations, else 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m proof.simulator", description="Simulated histories of the lock."
+        prog="python -m proof.simulator", description="Play simulated histories of the lock."
     )
-    parser.add_argument("--seed", type=int, help="play this one, and tell it")
-    parser.add_argument("--spoilt", choices=MUTATIONS, help="with --seed: break this rule of the protocol")
-    parser.add_argument("--histories", type=int, help="play so many")
-    parser.add_argument("--minutes", type=float, help="play for so long")
-    parser.add_argument("--first", type=int, help="the first seed of many; a random one by default")
+    parser.add_argument("--seed", type=int, help="play the history of this seed and print its log")
     parser.add_argument(
-        "--mutations", action="store_true", help="break each rule in turn, and see it found out"
+        "--spoilt", choices=MUTATIONS, metavar="NAME", help="with --seed: name of the rule to break"
+    )
+    parser.add_argument("--histories", type=int, help="number of histories to play")
+    parser.add_argument("--minutes", type=float, help="time for which to play histories, in minutes")
+    parser.add_argument("--first", type=int, help="first seed of many histories (default: a random one)")
+    parser.add_argument(
+        "--mutations", action="store_true", help="break each rule in turn, and find a history that detects it"
     )
     parser.add_argument(
         "--unit-test",
         nargs="+",
+        metavar="NAME",
         choices=[name for name, each in MUTATIONS.items() if each.test],
-        help="run each under its mutation",
+        help="names of rules: break each one, and check that its unit test fails",
     )
-    parser.add_argument("--idle", action="store_true", help="take only the time that nobody else wants")
-    parser.add_argument("--report", type=Path, help="write the figures to this file, as JSON")
-    chosen = parser.parse_args(arguments)
-    if chosen.seed is not None:
-        return tell(chosen.seed, chosen.spoilt)
-    if chosen.unit_test is not None:
-        return fail(chosen.unit_test)
-    if chosen.mutations:
-        return show_mutations(chosen.report)
-    if chosen.histories is None and chosen.minutes is None:
-        parser.error("say what to play: --seed, --histories, --minutes, --mutations or --unit-test")
-    if chosen.idle and hasattr(os, "SCHED_IDLE"):
+    parser.add_argument("--idle", action="store_true", help="use only idle CPU time (Linux)")
+    parser.add_argument("--report", type=Path, help="JSON file to write the results to")
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        return show_one(options.seed, options.spoilt)
+    if options.unit_test is not None:
+        return run_unit_tests(options.unit_test)
+    if options.mutations:
+        return show_mutations(options.report)
+    if options.histories is None and options.minutes is None:
+        parser.error("one of --seed, --histories, --minutes, --mutations or --unit-test is required")
+    if options.idle and hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    first = random.SystemRandom().randrange(10**9) if chosen.first is None else chosen.first
-    return show_many(first, chosen.histories, chosen.minutes, chosen.report)
+    first = random.SystemRandom().randrange(10**9) if options.first is None else options.first
+    return show_many(first, options.histories, options.minutes, options.report)
 
 
-def tell(seed: int, mutation: str | None) -> int:
-    """One history, line by line."""
+def show_one(seed: int, mutation: str | None) -> int:
+    """Play one history and print its log and its violations. Returns the exit status."""
     with quiet(), spoilt(mutation):
-        verdict = play(seed, tell=print)
+        verdict = play(seed, log_line=print)
     console.print(
-        f"\nSeed {seed}, {verdict.lasted:.0f} s, {verdict.grants} grants heard of; {dict(verdict.faults)}"
+        f"\nSeed {seed}: {verdict.lasted:.0f} simulated seconds, {verdict.grants} grants; "
+        f"faults: {dict(verdict.faults)}"
     )
     for violation in verdict.violations:
         console.print(f"[red]{violation}[/]", soft_wrap=True)
@@ -81,14 +88,14 @@ def tell(seed: int, mutation: str | None) -> int:
 
 
 def show_many(first: int, histories: int | None, minutes: float | None, report: Path | None) -> int:
-    """Many, with what was done to them."""
+    """Play many histories, and print the number of faults and the violations. Returns the exit status."""
     begun = time.monotonic()
-    with console.status("playing") as status:
+    with console.status("playing histories") as status:
 
-        def told(summary: Summary) -> None:
-            status.update(f"{summary.histories:,} histories, {len(summary.bad)} bad")
+        def show_progress(summary: Summary) -> None:
+            status.update(f"{summary.histories:,} histories, {len(summary.bad)} with violations")
 
-        summary = play_many(first, histories, minutes, told)
+        summary = play_many(first, histories, minutes, show_progress)
     took = time.monotonic() - begun
     table = Table(
         title=f"{summary.histories:,} histories from seed {first}, in {took:.0f} s", title_justify="left"
@@ -96,7 +103,7 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
     table.add_column("")
     table.add_column("times", justify="right")
     table.add_row("simulated seconds", f"{summary.seconds:,.0f}")
-    table.add_row("grants heard of", f"{summary.grants:,}")
+    table.add_row("grants", f"{summary.grants:,}")
     for fault, times in sorted(summary.faults.items()):
         table.add_row(fault, f"{times:,}")
     console.print(table)
@@ -104,10 +111,11 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
         console.print(f"[red]seed {verdict.seed}: {verdict.violations[0]}[/]", soft_wrap=True)
     if summary.bad:
         console.print(
-            f"{len(summary.bad)} did not hold. The first: python -m proof.simulator --seed {summary.bad[0].seed}"
+            f"{len(summary.bad)} histories have violations. Print the first one with "
+            f"python -m proof.simulator --seed {summary.bad[0].seed}"
         )
     else:
-        console.print("All invariants held in all of them.")
+        console.print("No violations.")
     if report is not None:
         figures = {
             "histories": summary.histories,
@@ -122,43 +130,40 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
     return 1 if summary.bad else 0
 
 
-def fail(mutations: Sequence[str]) -> int:
-    """0 if the unit test that each mutation names fails under it, 1 if not."""
+def run_unit_tests(mutations: Sequence[str]) -> int:
+    """Run the unit test that each mutation names, under that mutation.
+
+    :returns: exit status: 0 if all tests fail, else 1.
+    """
     passed = []
     for mutation in mutations:
+        # The test must import the mutated package, so modules of earlier tests are imported anew.
         for name in [name for name in sys.modules if name.startswith("tests.") and "histories" not in name]:
-            del sys.modules[name]  # the test is to import what the mutation has changed
+            del sys.modules[name]
+        test = MUTATIONS[mutation].test or ""
         with spoilt(mutation):
-            outcome = pytest.main(
-                [
-                    "--quiet",
-                    "--exitfirst",
-                    "--tb=no",
-                    "-p",
-                    "no:cacheprovider",
-                    MUTATIONS[mutation].test or "",
-                ]
-            )
+            outcome = pytest.main(["--quiet", "--exitfirst", "--tb=no", "-p", "no:cacheprovider", test])
         if outcome != pytest.ExitCode.TESTS_FAILED:
             passed.append(mutation)
     if passed:
-        console.print(f"Broken, and the unit test does not fail: {', '.join(passed)}", soft_wrap=True)
+        console.print(
+            f"The unit tests of these broken rules do not fail: {', '.join(passed)}", soft_wrap=True
+        )
     return 1 if passed else 0
 
 
-# So many histories are played until a broken rule counts as one that nothing shows.
-MOST = 20_000
-
-
 def show_mutations(report: Path | None) -> int:
-    """Each rule broken, and the first history that shows it."""
-    table = Table("broken rule", "found in history", "as", title="Spoilt protocols", title_justify="left")
+    """Break each rule in turn, and print the first history that detects it.
+
+    :returns: exit status: 0 if all broken rules are detected, else 1.
+    """
+    table = Table("broken rule", "histories", "first violation", title="Mutations", title_justify="left")
     names = [name for name, each in MUTATIONS.items() if each.test is None]
     with ProcessPoolExecutor() as pool:
-        found = dict(zip(names, pool.map(partial(find, most=MOST), names), strict=True))
+        found = dict(zip(names, pool.map(partial(find, limit=MAX_HISTORIES), names), strict=True))
     for name, verdict in found.items():
-        what = (str(verdict.seed + 1), verdict.violations[0]) if verdict else ("[red]never[/]", "")
-        table.add_row(f"{name}\n{MUTATIONS[name].rule}", *what)
+        cells = (str(verdict.seed + 1), verdict.violations[0]) if verdict else ("[red]not found[/]", "")
+        table.add_row(f"{name}\n{MUTATIONS[name].rule}", *cells)
     console.print(table)
     if report is not None:
         seeds = {name: verdict.seed if verdict else None for name, verdict in found.items()}

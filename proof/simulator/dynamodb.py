@@ -1,8 +1,8 @@
-"""A DynamoDB table in memory: conditional writes, transactions, `ALL_OLD`, reads that may be stale, queries, deletion
-by TTL, and DynamoDB's limits.
+"""A DynamoDB table in memory, with conditional writes, transactions, `ALL_OLD`, stale reads, queries,
+deletion by TTL, and DynamoDB's limits.
 
-No time passes in it and nothing is random; when a request arrives, and which past a read shows, is the adversary's to
-say.
+The table has no clock and draws no random numbers. Its caller, `proof.simulator.network`, decides when a
+request is applied and how stale a read is.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any
 from deployments import limits
 from proof.simulator.expressions import InvalidExpression, Item, Scope, condition, update
 
-#: Partition key and sort key.
-Place = tuple[str, str]
-#: The moment at which a read sees an item, anew for each item; None for now.
-Moment = Callable[[], float | None]
+#: Primary key of an item: partition key and sort key.
+ItemKey = tuple[str, str]
+#: Called once for each item that is read. Returns the time as of which the item is read, or None for its
+#: latest state.
+ReadTime = Callable[[], float | None]
 
-#: For so long after a transaction its token is remembered, seconds.
-REMEMBERS_TOKENS = 600.0
+#: How long the idempotency token of a transaction is valid, in seconds.
+TOKEN_LIFETIME = 600.0
+#: The parameters of a query that are supported.
 _QUERY = {
     *("TableName", "KeyConditionExpression", "ExpressionAttributeNames", "ExpressionAttributeValues"),
     *("ConsistentRead", "Limit", "ExclusiveStartKey", "ScanIndexForward"),
@@ -28,19 +30,24 @@ _QUERY = {
 
 
 class Refused(Exception):
-    """The condition did not hold. `item` is what stands there, None if there is nothing."""
+    """The condition of a write failed.
+
+    :ivar item: the present item, or None if there is none.
+    """
 
     def __init__(self, item: Item | None) -> None:
         self.item = item
 
 
 class Throttled(Exception):
-    """The partition has taken as many writes within a second as it can."""
+    """The write would exceed the throughput of its partition."""
 
 
 class Cancelled(Exception):
-    """A transaction was not carried out. `refusals` says for each of its items what was wrong with it, None if
-    nothing."""
+    """A transaction was cancelled because conditions failed.
+
+    :ivar refusals: for each item of the transaction its failed condition, or None if it did not fail.
+    """
 
     def __init__(self, refusals: Sequence[Refused | None]) -> None:
         self.refusals = refusals
@@ -48,10 +55,15 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Written:
-    """A write that was carried out: where, with which parameters, and the item before and after; None if there was or
-    is none."""
+    """The effect of a write on one item.
 
-    at: Place
+    :ivar at: the item's key.
+    :ivar params: parameters of the write.
+    :ivar before: the item before the write, None if there was none.
+    :ivar after: the item after the write, None if there is none.
+    """
+
+    at: ItemKey
     params: Mapping[str, Any]
     before: Item | None
     after: Item | None
@@ -59,115 +71,128 @@ class Written:
 
 @dataclass
 class Table:
-    """One table.
+    """One table. Times are in seconds, on any clock that the caller chooses.
 
-    :ivar items: by partition key and sort key.
-    :ivar past: what each item has been, oldest first, with the time from which on it was so; only as far back as reads
-        can be stale.
-    :ivar tokens: of the transactions that were carried out: when, and what they were.
+    :ivar max_staleness: greatest age of a stale read, in seconds.
+    :ivar items: the present items.
+    :ivar past: all states of each item since `max_staleness` seconds ago, oldest first, each with the time of
+        its write.
+    :ivar tokens: idempotency token of each committed transaction, with its time and its items.
+    :ivar throughput: write units that each partition has used during the last second.
     """
 
-    remembers: float = 0.0
-    items: dict[Place, Item] = field(default_factory=dict)
-    past: dict[Place, list[tuple[float, Item | None]]] = field(default_factory=dict)
+    max_staleness: float = 0.0
+    items: dict[ItemKey, Item] = field(default_factory=dict)
+    past: dict[ItemKey, list[tuple[float, Item | None]]] = field(default_factory=dict)
     tokens: dict[str, tuple[float, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
     throughput: limits.Throughput = field(default_factory=limits.Throughput)
-    _sizes: dict[Place, tuple[Item, int]] = field(default_factory=dict)  # to count the bytes of an item once
+    _sizes: dict[ItemKey, tuple[Item, int]] = field(default_factory=dict)  # cache of the size of each item
 
     def write(self, kind: str, params: Mapping[str, Any], now: float) -> Written:
-        """One ``Update``, ``Put`` or ``Delete``.
+        """Apply one write.
 
-        :raises Refused: its condition does not hold.
-        :raises Throttled: the partition takes no more writes.
+        :param kind: ``Update``, ``Put`` or ``Delete``.
+        :raises Refused: the condition of the write fails.
+        :raises Throttled: the partition's throughput is used up.
+        :raises InvalidExpression: DynamoDB would reject the request as invalid.
         """
         _check(f"{kind}Item", params)
-        written = self._decide(kind, params)
-        self._use(written, now)
-        self._put(written.at, written.after, now)
+        written = self._evaluate(kind, params)
+        self._use_throughput(written, now)
+        self._store(written.at, written.after, now)
         return written
 
     def transact(self, items: Sequence[Mapping[str, Any]], token: str, now: float) -> list[Written]:
-        """`TransactWriteItems`: what it wrote; nothing, if it comes a second time.
+        """Apply `TransactWriteItems`.
 
-        :raises Cancelled: the condition of one of its items does not hold.
-        :raises Throttled: the partition of one of them takes no more writes.
+        :param token: idempotency token. A transaction that was already committed with it is not applied
+            again.
+        :returns: the writes; empty if the transaction was committed before.
+        :raises Cancelled: the condition of at least one item fails.
+        :raises Throttled: the throughput of a partition is used up.
+        :raises InvalidExpression: DynamoDB would reject the request as invalid.
         """
         _check("TransactWriteItems", {"TransactItems": items})
-        if self.has_done(token, now):
+        if self.has_committed(token, now):
             if self.tokens[token][1] != items:
-                raise InvalidExpression(f"the token {token} was another transaction's")
+                raise InvalidExpression(f"another transaction has used the idempotency token {token}")
             return []
         actions = [action for item in items for action in item.items()]
-        if len({place(params) for _, params in actions}) < len(items):
+        if len({item_key(params) for _, params in actions}) < len(items):
             raise InvalidExpression("Transaction request cannot include multiple operations on one item")
-        decided: list[Written] = []
+        writes: list[Written] = []
         refusals: list[Refused | None] = []
         for kind, params in actions:
             try:
-                written = self._decide(kind, params)
+                written = self._evaluate(kind, params)
             except Refused as refused:
                 refusals.append(refused)
             else:
                 refusals.append(None)
                 if kind != "ConditionCheck":
-                    decided.append(written)
+                    writes.append(written)
         if any(refusals):
             raise Cancelled(refusals)
-        for written in decided:
-            self._use(written, now, times=2)
-        for written in decided:
-            self._put(written.at, written.after, now)
+        for written in writes:
+            self._use_throughput(written, now, times=2)
+        for written in writes:
+            self._store(written.at, written.after, now)
         self.tokens[token] = (now, items)
-        return decided
+        return writes
 
-    def has_done(self, token: str, now: float) -> bool:
-        """Whether the transaction was carried out not long ago."""
-        return token in self.tokens and now - self.tokens[token][0] <= REMEMBERS_TOKENS
+    def has_committed(self, token: str, now: float) -> bool:
+        """Whether a transaction was committed with this token, and the token is still valid."""
+        return token in self.tokens and now - self.tokens[token][0] <= TOKEN_LIFETIME
 
     def get(self, key: Mapping[str, Any], as_of: float | None = None) -> Item | None:
-        """The item, consistently, or as it was at a moment that is not too long ago."""
-        return self._as_of(_place(key), as_of)
+        """Return an item, or None if there is none.
 
-    def batch_get(self, keys: Iterable[Mapping[str, Any]], moment: Moment) -> list[Item]:
-        """`BatchGetItem`: those of the items that are there."""
-        return [item for key in keys if (item := self.get(key, moment())) is not None]
+        :param as_of: time of the state to return, at most `max_staleness` seconds ago; None for the latest
+            state.
+        """
+        return self._as_of(_primary_key(key), as_of)
 
-    def query(self, params: Mapping[str, Any], moment: Moment) -> dict[str, Any]:
-        """`Query`: one page of the items under a key, in the order of their entries."""
-        if strange := params.keys() - _QUERY:
-            raise NotImplementedError(f"Query with {strange}")
+    def batch_get(self, keys: Iterable[Mapping[str, Any]], read_time: ReadTime) -> list[Item]:
+        """Return the items that exist, as `BatchGetItem` does."""
+        return [item for key in keys if (item := self.get(key, read_time())) is not None]
+
+    def query(self, params: Mapping[str, Any], read_time: ReadTime) -> dict[str, Any]:
+        """Return one page of the items that match a key condition, ordered by sort key, as `Query` does."""
+        if unsupported := params.keys() - _QUERY:
+            raise NotImplementedError(f"the simulated table does not support a Query with {unsupported}")
         names, values = params["ExpressionAttributeNames"], params["ExpressionAttributeValues"]
         wanted = condition(params["KeyConditionExpression"])
 
-        def asked_for(at: Place) -> bool:
+        def matches(at: ItemKey) -> bool:
             return wanted(Scope(_key(at), names, values))
 
         forward = params.get("ScanIndexForward", True)
-        # Texts are ordered by their code points, which is the order of their bytes in UTF-8.
-        places = sorted(filter(asked_for, self.past), reverse=not forward)
+        # Python orders strings by code point. That is the order of their bytes in UTF-8, which DynamoDB uses.
+        keys = sorted(filter(matches, self.past), reverse=not forward)
         if "ExclusiveStartKey" in params:
-            start = _place(params["ExclusiveStartKey"])
-            if not asked_for(start):
+            start = _primary_key(params["ExclusiveStartKey"])
+            if not matches(start):
                 raise InvalidExpression("The provided starting key does not match the range key predicate")
-            places = [at for at in places if (at > start if forward else at < start)]
+            keys = [at for at in keys if (at > start if forward else at < start)]
         found: list[Item] = []
-        for at in places:
-            if (item := self._as_of(at, moment())) is not None:
+        for at in keys:
+            if (item := self._as_of(at, read_time())) is not None:
                 found.append(item)
                 if len(found) == params.get("Limit"):
                     return {"Items": found, "Count": len(found), "LastEvaluatedKey": _key(at)}
         return {"Items": found, "Count": len(found)}
 
-    def delete(self, at: Place, now: float) -> None:
-        """What TTL does."""
-        self._put(at, None, now)
+    def delete(self, at: ItemKey, now: float) -> None:
+        """Delete an item, as DynamoDB's TTL does."""
+        self._store(at, None, now)
 
-    def _use(self, written: Written, now: float, times: int = 1) -> None:
+    def _use_throughput(self, written: Written, now: float, times: int = 1) -> None:
+        # DynamoDB counts the larger of the two sizes; in a transaction, twice the units.
         size = max(self._size(written.at, item) for item in (written.before, written.after))
         if not self.throughput.takes(written.at[0], size, now, times):
             raise Throttled
 
-    def _size(self, at: Place, item: Item | None) -> int:
+    def _size(self, at: ItemKey, item: Item | None) -> int:
         if item is None:
             return 0
         last, size = self._sizes.get(at, (None, 0))
@@ -179,9 +204,9 @@ class Table:
             self._sizes[at] = item, size
         return size
 
-    def _decide(self, kind: str, params: Mapping[str, Any]) -> Written:
-        """What a write would come to."""
-        at = place(params)
+    def _evaluate(self, kind: str, params: Mapping[str, Any]) -> Written:
+        """Compute the effect of a write without applying it. Raises `Refused` if the condition fails."""
+        at = item_key(params)
         before = self.items.get(at)
         names = params.get("ExpressionAttributeNames", {})
         values = params.get("ExpressionAttributeValues", {})
@@ -199,20 +224,20 @@ class Table:
             case "ConditionCheck":
                 after = before
             case _:
-                raise NotImplementedError(kind)
+                raise NotImplementedError(f"the simulated table does not support the write {kind!r}")
         return Written(at, params, before, after)
 
-    def _as_of(self, at: Place, as_of: float | None) -> Item | None:
+    def _as_of(self, at: ItemKey, as_of: float | None) -> Item | None:
         if as_of is not None:
             for since, item in reversed(self.past.get(at, [])):
                 if since <= as_of:
                     return item
         return self.items.get(at)
 
-    def _put(self, at: Place, item: Item | None, now: float) -> None:
+    def _store(self, at: ItemKey, item: Item | None, now: float) -> None:
         past = self.past.setdefault(at, [(float("-inf"), None)])
         past.append((now, item))
-        while len(past) > 1 and past[1][0] <= now - self.remembers:
+        while len(past) > 1 and past[1][0] <= now - self.max_staleness:
             past.pop(0)
         if item is None:
             self.items.pop(at, None)
@@ -227,14 +252,14 @@ def _check(action: str, params: Mapping[str, Any]) -> None:
         raise InvalidExpression(str(exceeded)) from None
 
 
-def place(params: Mapping[str, Any]) -> Place:
-    """Which item a write is about."""
-    return _place(params["Key"] if "Key" in params else params["Item"])
+def item_key(params: Mapping[str, Any]) -> ItemKey:
+    """Return the key of the item that a request reads or writes."""
+    return _primary_key(params["Key"] if "Key" in params else params["Item"])
 
 
-def _place(key: Mapping[str, Any]) -> Place:
+def _primary_key(key: Mapping[str, Any]) -> ItemKey:
     return key["key"]["S"], key["entry"]["S"]
 
 
-def _key(at: Place) -> Item:
+def _key(at: ItemKey) -> Item:
     return {"key": {"S": at[0]}, "entry": {"S": at[1]}}

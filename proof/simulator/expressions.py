@@ -1,10 +1,10 @@
-"""DynamoDB's update and condition expressions, as far as lock formats use them, evaluated fast.
+"""An evaluator of the part of DynamoDB's update and condition expressions that the lock formats use.
 
-Each expression is parsed once into closures; a history of a few dozen writes then costs microseconds for each. That it
-decides as DynamoDB does is not taken on trust: `test_dynamodb.py` puts the same requests to AWS's own engine.
+It parses each expression once into closures, so that an evaluation takes microseconds.
+`tests/simulator/test_dynamodb.py` sends the same requests to AWS's DynamoDB Local and compares the outcomes.
 
-Items are never changed in place: a write returns a new one that shares what it did not touch. So a refusal can show the
-old item, and a stale read an older one, without a copy.
+Items are immutable: a write returns a new item that shares all unchanged attributes with the old one. So a
+refusal can show the present item, and a stale read an earlier one, without a copy.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ Item = Mapping[str, Attribute]
 
 
 class InvalidExpression(Exception):
-    """DynamoDB would answer with a ValidationException."""
+    """DynamoDB would reject the request with a ValidationException, or this evaluator does not support it."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What an expression is evaluated on."""
+    """The input of an evaluation.
+
+    :ivar item: the item before the write; empty if there is none.
+    :ivar names: attribute names by placeholder (`#name`).
+    :ivar values: values by placeholder (`:value`).
+    """
 
     item: Item
     names: Mapping[str, str]
@@ -40,88 +45,105 @@ _TOKEN = re.compile(r"\s*(<>|<=|>=|[=<>(),+.-]|[#:]?\w+)")
 
 @cache
 def condition(text: str) -> Condition:
-    """A condition expression. The condition of a query on keys is one as well."""
+    """Parse a condition expression, or the key condition of a query.
+
+    :raises InvalidExpression: the expression is invalid.
+    """
     parser = _Parser(text)
-    parsed = parser.either()
+    parsed = parser.disjunction()
     parser.expect("")
     return parsed
 
 
 @cache
 def update(text: str) -> Callable[[Scope], Item]:
-    """An update expression. Every value is taken from the item as it was before."""
+    """Parse an update expression with the clauses ``SET`` and ``REMOVE``.
+
+    The result computes the new item. It takes all operands from the item before the update, as DynamoDB does.
+
+    :raises InvalidExpression: the expression is invalid.
+    """
     parser = _Parser(text)
     sets: list[tuple[list[str], Operand]] = []
     removes: list[list[str]] = []
-    while (clause := parser.take()) in ("SET", "REMOVE"):
+    while (clause := parser.next()) in ("SET", "REMOVE"):
         while True:
-            path = parser.path(parser.take())
+            path = parser.path(parser.next())
             if clause == "SET":
                 parser.expect("=")
                 sets.append((path, parser.value()))
             else:
                 removes.append(path)
-            if parser.ahead != ",":
+            if parser.peek != ",":
                 break
-            parser.take()
+            parser.next()
     if clause:
         raise InvalidExpression(f"unexpected {clause!r} in {text!r}")
 
     def apply(scope: Scope) -> Item:
-        changes = [(path, _there(value(scope))) for path, value in sets]
+        changes = [(path, _required(value(scope))) for path, value in sets]
         item = scope.item
         for path, value in changes:
-            item = _replaced(item, [scope.names[name] for name in path], value)
+            item = _with_attribute(item, [scope.names[name] for name in path], value)
         for path in removes:
-            item = _replaced(item, [scope.names[name] for name in path], None)
+            item = _with_attribute(item, [scope.names[name] for name in path], None)
         return item
 
     return apply
 
 
 class _Parser:
+    """A recursive-descent parser. Each method parses one rule of the grammar, from the next token on."""
+
     def __init__(self, text: str) -> None:
         self._tokens = _TOKEN.findall(text)[::-1]
 
     @property
-    def ahead(self) -> str:
+    def peek(self) -> str:
+        """The next token, which stays the next one; empty at the end."""
         return self._tokens[-1] if self._tokens else ""
 
-    def take(self) -> str:
+    def next(self) -> str:
+        """Remove the next token and return it; empty at the end."""
         return self._tokens.pop() if self._tokens else ""
 
     def expect(self, wanted: str) -> None:
-        if (found := self.take()) != wanted:
-            raise InvalidExpression(f"{wanted!r} expected, not {found!r}")
+        """Remove the next token, which must be `wanted`."""
+        if (found := self.next()) != wanted:
+            raise InvalidExpression(f"expected {wanted!r}, found {found!r}")
 
-    # -- conditions, the weakest binding first ----------------------------------------------------------------
+    # -- conditions, from the lowest to the highest precedence ------------------------------------------------
 
-    def either(self) -> Condition:
-        some = [self.both()]
-        while self.ahead == "OR":
-            self.take()
-            some.append(self.both())
-        return some[0] if len(some) == 1 else lambda scope: any(each(scope) for each in some)
+    def disjunction(self) -> Condition:
+        """Conditions joined by ``OR``."""
+        terms = [self.conjunction()]
+        while self.peek == "OR":
+            self.next()
+            terms.append(self.conjunction())
+        return terms[0] if len(terms) == 1 else lambda scope: any(term(scope) for term in terms)
 
-    def both(self) -> Condition:
-        every = [self.negated()]
-        while self.ahead == "AND":
-            self.take()
-            every.append(self.negated())
-        return every[0] if len(every) == 1 else lambda scope: all(each(scope) for each in every)
+    def conjunction(self) -> Condition:
+        """Conditions joined by ``AND``."""
+        factors = [self.negation()]
+        while self.peek == "AND":
+            self.next()
+            factors.append(self.negation())
+        return factors[0] if len(factors) == 1 else lambda scope: all(factor(scope) for factor in factors)
 
-    def negated(self) -> Condition:
-        if self.ahead != "NOT":
+    def negation(self) -> Condition:
+        """A condition, with or without ``NOT``."""
+        if self.peek != "NOT":
             return self.simple()
-        self.take()
-        denied = self.negated()
-        return lambda scope: not denied(scope)
+        self.next()
+        negated = self.negation()
+        return lambda scope: not negated(scope)
 
     def simple(self) -> Condition:
-        match self.ahead:
+        """A condition in parentheses, a function or a comparison."""
+        match self.peek:
             case "(":
-                self.take()
-                inner = self.either()
+                self.next()
+                inner = self.disjunction()
                 self.expect(")")
                 return inner
             case "attribute_exists" | "attribute_not_exists" as function:
@@ -137,7 +159,7 @@ class _Parser:
             case "contains":
                 path, part = self.arguments()
                 return lambda scope: _contains(path(scope), part(scope))
-        left, comparator = self.operand(), self.take()
+        left, comparator = self.operand(), self.next()
         match comparator:
             case "BETWEEN":
                 low = self.operand()
@@ -155,55 +177,61 @@ class _Parser:
     # -- values -----------------------------------------------------------------------------------------------
 
     def value(self) -> Operand:
+        """An operand, or a sum or difference of two."""
         left = self.operand()
-        if self.ahead not in ("+", "-"):
+        if self.peek not in ("+", "-"):
             return left
-        sign, right = (1 if self.take() == "+" else -1), self.operand()
+        sign, right = (1 if self.next() == "+" else -1), self.operand()
         return lambda scope: _sum(left(scope), sign, right(scope))
 
     def operand(self) -> Operand:
-        token = self.ahead
+        """A value placeholder, a path, ``if_not_exists`` or ``size``."""
+        token = self.peek
         if token == "if_not_exists":
             path, otherwise = self.arguments()
 
             def chosen(scope: Scope) -> Attribute | None:
-                default = _there(otherwise(scope))  # whether it is needed or not
+                default = _required(otherwise(scope))  # DynamoDB requires it even if it is not used
                 return default if (found := path(scope)) is None else found
 
             return chosen
         if token == "size":
             (path,) = self.arguments()
             return lambda scope: _size(path(scope))
-        self.take()
+        self.next()
         if token.startswith(":"):
             return lambda scope: scope.values[token]
         names = self.path(token)
-        return lambda scope: _found(scope, names)
+        return lambda scope: _attribute(scope, names)
 
     def arguments(self) -> list[Operand]:
-        self.take()
+        """The arguments of a function, whose name is the next token."""
+        self.next()
         return self.operands()
 
     def operands(self) -> list[Operand]:
+        """Operands in parentheses."""
         self.expect("(")
         found = [self.operand()]
-        while self.ahead == ",":
-            self.take()
+        while self.peek == ",":
+            self.next()
             found.append(self.operand())
         self.expect(")")
         return found
 
     def path(self, first: str) -> list[str]:
+        """The rest of a document path after its first name."""
         names = [first]
-        while self.ahead == ".":
-            self.take()
-            names.append(self.take())
+        while self.peek == ".":
+            self.next()
+            names.append(self.next())
         if not all(name.startswith("#") for name in names):
-            raise InvalidExpression(f"only placeholders are understood here, not {names}")
+            raise InvalidExpression(f"a path must consist of name placeholders, not of {names}")
         return names
 
 
-def _found(scope: Scope, path: list[str]) -> Attribute | None:
+def _attribute(scope: Scope, path: list[str]) -> Attribute | None:
+    """Return the attribute at a path, or None if there is none."""
     attributes: Any = scope.item
     found = None
     for name in path:
@@ -214,15 +242,15 @@ def _found(scope: Scope, path: list[str]) -> Attribute | None:
     return found
 
 
-def _there(value: Attribute | None) -> Attribute:
-    """What an update takes a value from has to be there."""
+def _required(value: Attribute | None) -> Attribute:
+    """Return an operand of an update, which must exist."""
     if value is None:
         raise InvalidExpression("The provided expression refers to an attribute that does not exist")
     return value
 
 
-def _replaced(attributes: Item, path: list[str], value: Attribute | None) -> Item:
-    """The attributes with one of them, however deep, set or (None) removed."""
+def _with_attribute(attributes: Item, path: list[str], value: Attribute | None) -> Item:
+    """Return a copy of the attributes in which the one at a path is set, or removed if `value` is None."""
     name, *deeper = path
     if deeper:
         inner = attributes.get(name)
@@ -230,7 +258,7 @@ def _replaced(attributes: Item, path: list[str], value: Attribute | None) -> Ite
             raise InvalidExpression(
                 "The document path provided in the update expression is invalid for update"
             )
-        value = {"M": _replaced(inner["M"], deeper, value)}
+        value = {"M": _with_attribute(inner["M"], deeper, value)}
     if value is None:
         return {each: old for each, old in attributes.items() if each != name}
     return {**attributes, name: value}
@@ -263,17 +291,17 @@ def _begins_with(attribute: Attribute | None, prefix: Attribute | None) -> bool:
 
 
 def _contains(attribute: Attribute | None, part: Attribute | None) -> bool:
-    """Whether a text has that in it, or a list or a set of texts has that member."""
+    """Whether a string contains a substring, or a list or string set contains an element."""
     match attribute, part:
         case {"S": whole} | {"SS": whole}, {"S": text}:
             return text in whole
-        case {"L": members}, member:
-            return any(_compare("=", each, member) for each in members)
+        case {"L": elements}, element:
+            return any(_compare("=", each, element) for each in elements)
     return False
 
 
 def _compare(comparator: str, left: Attribute | None, right: Attribute | None) -> bool:
-    """A comparison with what is not there, or of two types, does not hold."""
+    """Compare two attributes. If one is missing or their types differ, only ``<>`` is true."""
     kind = _type(left)
     if left is None or right is None or kind != _type(right):
         return comparator == "<>"

@@ -1,4 +1,4 @@
-"""Many histories, on all cores."""
+"""Play many histories, on all cores."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ from proof.simulator.history import Verdict, play
 from proof.simulator.mutations import spoilt
 from proof.simulator.world import Assumptions
 
-#: So many are played between two looks at the clock.
+#: Number of histories that a worker process plays per task.
 BATCH = 250
 
 
 @dataclass
 class Summary:
-    """What came of many histories.
+    """The results of many histories.
 
-    :ivar seconds: simulated.
+    :ivar histories: number of histories.
+    :ivar grants: number of grants that a caller received.
+    :ivar seconds: simulated time, without the week for which all machines sleep in some histories.
+    :ivar faults: number of injected faults, by label.
+    :ivar bad: the verdicts with violations.
     """
 
     histories: int = 0
@@ -37,10 +41,11 @@ class Summary:
     bad: list[Verdict] = field(default_factory=list)
 
     def add(self, verdicts: Iterable[Verdict]) -> None:
+        """Add the verdicts of further histories."""
         for verdict in verdicts:
             self.histories += 1
             self.grants += verdict.grants
-            # A night's sleep of a week, in which nothing happens, does not count.
+            # The machines may sleep for eight days, during which nothing happens: whole days do not count.
             self.seconds += verdict.lasted % (24 * 3600)
             self.faults.update(verdict.faults)
             if verdict.violations:
@@ -49,14 +54,17 @@ class Summary:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No log, and no garbage collection within a history: the remains of a killed process are collected between two
-    histories, where its coroutines can no longer disturb."""
+    """Disable the package's log, and garbage collection during a history.
+
+    Garbage collection runs code in the coroutines of killed processes. Between two histories that does no
+    harm.
+    """
     logger = logging.getLogger("airflow_dynamo_lock")
     level, hook = logger.level, sys.unraisablehook
     logger.setLevel(logging.CRITICAL + 1)
     sys.unraisablehook = lambda _: None
     gc.disable()
-    _leave_out_what_is_loaded()
+    _freeze_loaded_objects()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
@@ -69,16 +77,23 @@ def quiet() -> Iterator[None]:
 
 
 @cache
-def _leave_out_what_is_loaded() -> None:
-    """Exclude all present objects from garbage collection. If Airflow is loaded, a collection would take longer than a
-    history. Once in a process: nothing that a history leaves behind may be excluded."""
+def _freeze_loaded_objects() -> None:
+    """Exclude all present objects from garbage collection, once per process.
+
+    If Airflow is loaded, a collection of its objects would take longer than a history. A second call would
+    also exclude objects that histories have left behind.
+    """
     gc.freeze()
 
 
 def play_some(
     seeds: Iterable[int], assumptions: Assumptions | None = None, mutation: str | None = None
 ) -> list[Verdict]:
-    """The verdicts of these, in this process; with the protocol spoilt in that way."""
+    """Play the histories of these seeds in this process, and return their verdicts.
+
+    :param assumptions: how far conditions may go; None keeps to the assumptions of the protocol.
+    :param mutation: name of the mutation to apply to the package (`MUTATIONS`); None applies none.
+    """
     verdicts = []
     with quiet(), spoilt(mutation):
         for seed in seeds:
@@ -92,9 +107,15 @@ def play_many(
     first: int,
     count: int | None = None,
     minutes: float | None = None,
-    told: Callable[[Summary], None] = lambda _: None,
+    on_progress: Callable[[Summary], None] = lambda _: None,
 ) -> Summary:
-    """Play so many, or for so long, on all cores."""
+    """Play histories on all cores, until `count` or `minutes` is reached.
+
+    :param first: seed of the first history; each further one has the next seed.
+    :param count: number of histories; None for no limit.
+    :param minutes: time after which no further batch starts; None for no limit.
+    :param on_progress: called with the summary after each batch.
+    """
     summary = Summary()
     deadline = None if minutes is None else time.monotonic() + minutes * 60
     last = None if count is None else first + count
@@ -115,12 +136,18 @@ def play_many(
             done = next(as_completed(playing))
             playing.remove(done)
             summary.add(done.result())
-            told(summary)
+            on_progress(summary)
 
 
-def find(mutation: str, most: int, first: int = 0) -> Verdict | None:
-    """The first history that shows that the protocol is spoilt, None if none of so many does."""
-    for seed in range(first, first + most):
+def find(mutation: str, limit: int, first: int = 0) -> Verdict | None:
+    """Find the first history that detects a mutation.
+
+    :param mutation: name of the mutation (`MUTATIONS`).
+    :param limit: maximum number of histories to play.
+    :param first: seed of the first history.
+    :returns: verdict of the history that detects it, or None.
+    """
+    for seed in range(first, first + limit):
         (verdict,) = play_some([seed], mutation=mutation)
         if verdict.violations:
             return verdict

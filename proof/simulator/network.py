@@ -1,5 +1,5 @@
-"""What stands between a process and DynamoDB: an SDK that sends a request up to twice, a network that delays and loses,
-and servers that throttle, fail, and disagree about the time.
+"""The path from a process to DynamoDB: the SDK, which retries a request once; a network that delays and loses
+requests and answers; and servers that throttle requests, fail, and have clocks that differ.
 """
 
 from __future__ import annotations
@@ -16,37 +16,49 @@ from typing import Any
 from botocore import exceptions as aws
 
 from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY
-from proof.simulator.dynamodb import Cancelled, Moment, Place, Refused, Table, Throttled, Written, place
+from proof.simulator.dynamodb import (
+    Cancelled,
+    ItemKey,
+    ReadTime,
+    Refused,
+    Table,
+    Throttled,
+    Written,
+    item_key,
+)
 from proof.simulator.expressions import InvalidExpression, Item
 from proof.simulator.world import BEGIN, Process, World
 
 TABLE = "locks"
 ENDPOINT = "the simulated DynamoDB"
-#: As `wire.SDK_SETTINGS` has it: seconds, and how often in all.
+#: The SDK's read timeout in seconds, and how often it sends a request in all: as in `sdk.SDK_SETTINGS`.
 READ_TIMEOUT, ATTEMPTS = 2.0, 2
 
-#: Told of every item written: who sent it, with which parameters, the item before and after. A transaction's items come
-#: one after the other, at the same moment, each with its own parameters.
-Applied = Callable[[Process, Mapping[str, Any], "Item | None", "Item | None"], None]
+#: Called for each item that a write has changed: with the sender, the parameters, and the item before and
+#: after the write. A transaction makes one call for each of its items, at the same time, each with the
+#: parameters of that item.
+OnWrite = Callable[[Process, Mapping[str, Any], "Item | None", "Item | None"], None]
 
 
 @dataclass(frozen=True)
-class Weather:
-    """How likely what is to befall a request. The rest arrive and are answered within some milliseconds.
+class FaultRates:
+    """The probability of each fault of a request. A request without a fault is answered within 30 ms.
 
-    :ivar slow: takes up to a second.
-    :ivar lost: never arrives.
-    :ivar unheard: is carried out, and its answer is lost.
-    :ivar late: the SDK gives it up, and it arrives later all the same.
-    :ivar reset: the connection breaks, before or after it was carried out.
-    :ivar throttled, failed, denied: DynamoDB says so; a failed one may have been carried out.
-    :ivar conflicted: when it arrives, another transaction is at work on the same item. It befalls transactions, and
-        other writes to an item that one has written.
+    :ivar slow: the request takes up to a second to arrive.
+    :ivar lost: the request never arrives.
+    :ivar answer_lost: the request is applied, and its answer is lost.
+    :ivar late: the request arrives after the SDK has timed out.
+    :ivar reset: the connection is reset, before or after the request is applied.
+    :ivar throttled: DynamoDB throttles the request.
+    :ivar failed: DynamoDB answers with an internal error; the request may have been applied.
+    :ivar denied: DynamoDB denies access.
+    :ivar conflicted: another transaction works on the same item when the request arrives. Only transactions,
+        and other writes to an item that a transaction has written before, have this fault.
     """
 
     slow: float = 0.0
     lost: float = 0.0
-    unheard: float = 0.0
+    answer_lost: float = 0.0
     late: float = 0.0
     reset: float = 0.0
     throttled: float = 0.0
@@ -55,109 +67,132 @@ class Weather:
     conflicted: float = 0.0
 
 
-CALM = Weather()
-#: What may befall any request.
-KINDS = tuple(kind for kind in Weather.__dataclass_fields__ if kind != "conflicted")
+#: No faults.
+NO_FAULTS = FaultRates()
+#: The faults that any request may have. A random number chooses by position, so the order determines the
+#: histories.
+REQUEST_FAULTS = tuple(fault for fault in FaultRates.__dataclass_fields__ if fault != "conflicted")
+#: How reports and logs name each fault.
+LABELS = {
+    "slow": "request slow",
+    "lost": "request lost",
+    "answer_lost": "answer lost",
+    "late": "request late",
+    "reset": "connection reset",
+    "throttled": "request throttled",
+    "failed": "request failed",
+    "denied": "request denied",
+    "conflicted": "transaction conflict",
+}
 
 
-#: Told of every request that arrives, before it is answered: which task has sent it, the action and its parameters, and
-#: when it was sent.
-Arrived = Callable[[object, str, Mapping[str, Any], float], None]
+#: Called for each request that arrives, before it is answered: with the task or thread that sent it, the
+#: action, its parameters, and the true time at which it was sent.
+OnArrival = Callable[[object, str, Mapping[str, Any], float], None]
 
 
 class Network:
-    """The way of all processes to one table.
+    """The path from all processes to one table, and the servers of the table.
 
-    :param dates: whether answers have a ``Date``. DynamoDB's have, DynamoDB Local's have not.
-    :param shows_refused: whether a refused write shows the item, outside a transaction. DynamoDB does, DynamoDB Local
-        does not.
-    :ivar arrived: is told of each request.
-    :ivar apart: by how much the clocks of its servers may differ, seconds.
-    :ivar tokens: for the transactions that the SDK sends.
+    :param on_write: called for each item that a write has changed.
+    :param dates: whether answers have a ``Date`` header. DynamoDB sends one, DynamoDB Local does not.
+    :param shows_refused: whether the answer to a refused write contains the item, outside a transaction.
+        DynamoDB returns it, DynamoDB Local does not.
+    :param apart: greatest difference between the clocks of two servers, in seconds.
+    :ivar fault_rates: the present probabilities of faults.
+    :ivar on_arrival: called for each request that arrives.
+    :ivar tokens: idempotency tokens for the transactions that the SDK sends.
     """
 
     def __init__(
-        self, world: World, table: Table, applied: Applied, *, dates: bool, shows_refused: bool, apart: float
+        self, world: World, table: Table, on_write: OnWrite, *, dates: bool, shows_refused: bool, apart: float
     ) -> None:
-        self.world, self.table, self.applied = world, table, applied
+        self.world, self.table, self.on_write = world, table, on_write
         self.dates, self.shows_refused, self.apart = dates, shows_refused, apart
-        self.weather = CALM
-        self.arrived: Arrived = lambda *_: None
+        self.fault_rates = NO_FAULTS
+        self.on_arrival: OnArrival = lambda *_: None
         self.tokens = map(str, count(1))
-        self._transacted: set[Place] = set()
+        self._transacted: set[ItemKey] = set()
 
     def send(
         self, process: Process, action: str, params: Mapping[str, Any], sender: object
     ) -> asyncio.Future[Any]:
-        """Send a request once, for a task or a thread. The answer is what DynamoDB said, or an SDK's exception."""
-        world, chance, sent = self.world, self.world.random, process.here
+        """Send a request once.
+
+        :param sender: the task or thread that sends it.
+        :returns: future of DynamoDB's answer, or of an exception of the SDK.
+        """
+        world, rng, sent = self.world, self.world.random, process.true_now
         answer = process.create_future()
-        kind = self._kind()
-        if not process.reaches:
-            kind = "late" if chance.random() < 0.5 else "lost"
-        elif not process.hears and kind not in ("lost", "late", "reset"):
-            kind = "unheard"
-        if kind:
-            world.faults[f"request {kind}"] += 1
-            world.story(f"{_what(action, params)} will be {kind}", process)
-        arrives = sent + chance.uniform(0.001, 0.015)
-        gives_up = sent + READ_TIMEOUT / process.machine.rate
+        fault = self._draw_fault()
+        if not process.can_send:
+            fault = "late" if rng.random() < 0.5 else "lost"
+        elif not process.can_receive and fault not in ("lost", "late", "reset"):
+            fault = "answer_lost"
+        if fault:
+            world.faults[LABELS[fault]] += 1
+            world.log(f"{_what(action, params)}: {LABELS[fault]}", process)
+        arrives = sent + rng.uniform(0.001, 0.015)
+        times_out = sent + READ_TIMEOUT / process.machine.rate
 
         def carry_out(respond: bool) -> None:
-            self.arrived(sender, action, params, sent)
+            self.on_arrival(sender, action, params, sent)
             response = self.answer(process, action, params, sent)
             if respond:
-                back = world.now + chance.uniform(0.001, 0.015)
-                world.at(back, process, answer_with, answer, response)
+                answered = world.now + rng.uniform(0.001, 0.015)
+                world.at(answered, process, resolve, answer, response)
 
-        match kind:
+        match fault:
             case "":
                 world.at(arrives, None, carry_out, True)
             case "slow":
-                world.at(sent + chance.uniform(0.015, 1.0), None, carry_out, True)
-            case "lost" | "unheard" | "late":
-                if kind == "unheard":
+                world.at(sent + rng.uniform(0.015, 1.0), None, carry_out, True)
+            case "lost" | "answer_lost" | "late":
+                if fault == "answer_lost":
                     world.at(arrives, None, carry_out, False)
-                elif kind == "late":
-                    latest = chance.choice([0.1, 0.25, 1.0]) * world.assumptions.late
-                    arrives = sent + READ_TIMEOUT + chance.random() * (latest - READ_TIMEOUT)
+                elif fault == "late":
+                    latest = rng.choice([0.1, 0.25, 1.0]) * world.assumptions.late
+                    arrives = sent + READ_TIMEOUT + rng.random() * (latest - READ_TIMEOUT)
                     world.at(arrives, None, carry_out, False)
                 timeout = aws.ReadTimeoutError(endpoint_url=ENDPOINT)
-                world.at(gives_up, process, answer_with, answer, timeout)
+                world.at(times_out, process, resolve, answer, timeout)
             case "reset":
-                if chance.random() < 0.5:
+                if rng.random() < 0.5:
                     world.at(arrives, None, carry_out, False)
                 closed = aws.ConnectionClosedError(endpoint_url=ENDPOINT)
-                world.at(arrives + 0.01, process, answer_with, answer, closed)
+                world.at(arrives + 0.01, process, resolve, answer, closed)
             case "throttled":
-                world.at(arrives, process, answer_with, answer, _error(action, "ThrottlingException", 400))
+                world.at(arrives, process, resolve, answer, _error(action, "ThrottlingException", 400))
             case "denied":
-                world.at(arrives, process, answer_with, answer, _error(action, "AccessDeniedException", 400))
+                world.at(arrives, process, resolve, answer, _error(action, "AccessDeniedException", 400))
             case "failed":
-                if chance.random() < 0.5:
+                if rng.random() < 0.5:
                     world.at(arrives, None, carry_out, False)
-                world.at(
-                    arrives + 0.01, process, answer_with, answer, _error(action, "InternalServerError", 500)
-                )
+                world.at(arrives + 0.01, process, resolve, answer, _error(action, "InternalServerError", 500))
         return answer
 
-    def _kind(self) -> str:
-        weather = self.weather
-        if weather is CALM:
+    def _draw_fault(self) -> str:
+        """Choose the fault of a request at random; empty for none."""
+        rates = self.fault_rates
+        if rates is NO_FAULTS:
             return ""
         draw = self.world.random.random()
-        for kind in KINDS:
-            draw -= getattr(weather, kind)
+        for fault in REQUEST_FAULTS:
+            draw -= getattr(rates, fault)
             if draw < 0:
-                return kind
+                return fault
         return ""
 
     def answer(self, process: Process, action: str, params: Mapping[str, Any], sent: float) -> Any:
-        """What DynamoDB does when a request arrives, and answers; an exception as botocore's if it refuses."""
-        world, chance = self.world, self.world.random
+        """Carry out a request that has arrived.
+
+        :param sent: true time at which the request was sent.
+        :returns: DynamoDB's answer, or a `ClientError` if DynamoDB refuses the request.
+        """
+        world, rng = self.world, self.world.random
         metadata: dict[str, Any] = {"HTTPStatusCode": 200, "HTTPHeaders": {}}
-        if self.dates and not process.undated:
-            server = world.now + chance.choice((-0.5, 0.0, 0.5)) * self.apart
+        if self.dates and not process.strips_date:
+            server = world.now + rng.choice((-0.5, 0.0, 0.5)) * self.apart
             metadata["HTTPHeaders"] = {"date": _date(int(BEGIN + server))}
         try:
             match action:
@@ -167,16 +202,15 @@ class Network:
                     output = self._transact(process, params)
                 case "GetItem":
                     item = self.table.get(
-                        params["Key"], None if params.get("ConsistentRead") else self._stale()
+                        params["Key"], None if params.get("ConsistentRead") else self._stale_time()
                     )
                     output = {"Item": item} if item else {}
                 case "BatchGetItem":
                     wanted = params["RequestItems"][TABLE]
-                    output = {
-                        "Responses": {TABLE: self.table.batch_get(wanted["Keys"], self._moment(wanted, sent))}
-                    }
+                    items = self.table.batch_get(wanted["Keys"], self._read_times(wanted, sent))
+                    output = {"Responses": {TABLE: items}}
                 case "Query":
-                    output = self.table.query(params, self._moment(params, sent))
+                    output = self.table.query(params, self._read_times(params, sent))
                 case _:
                     raise NotImplementedError(action)
         except _Failure as failure:
@@ -185,20 +219,20 @@ class Network:
             world.faults["partition throttled"] += 1
             return _error(action, "ThrottlingException", 400, metadata)
         except InvalidExpression as invalid:
-            world.mistakes.append(f"{invalid}: {params}")
+            world.errors.append(f"{invalid}: {params}")
             return _error(action, "ValidationException", 400, metadata, message=str(invalid))
         return {**output, "ResponseMetadata": metadata}
 
     def _write(self, process: Process, action: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        if self._conflict([place(params)]) is not None:
+        if self._conflict([item_key(params)]) is not None:
             raise _Failure("TransactionConflictException")
         try:
             written = self.table.write(action.removesuffix("Item"), params, self.world.now)
         except Refused as refused:
-            self.world.story(f"{_what(action, params)} is refused", process)
+            self.world.log(f"{_what(action, params)}: refused", process)
             shown = _shown(params, refused) if self.shows_refused else {}
             raise _Failure("ConditionalCheckFailedException", shown) from None
-        self._tell(process, action, [written])
+        self._report(process, action, [written])
         match params.get("ReturnValues"):
             case "ALL_NEW":
                 returned = written.after
@@ -211,11 +245,11 @@ class Network:
     def _transact(self, process: Process, params: Mapping[str, Any]) -> dict[str, Any]:
         items, token = params["TransactItems"], params["ClientRequestToken"]
         writes = [write for item in items for write in item.values()]
-        held: dict[str, Any] = {"Code": "None"}
-        resent = self.table.has_done(token, self.world.now)
-        conflict = None if resent else self._conflict([place(write) for write in writes], transaction=True)
+        no_reason: dict[str, Any] = {"Code": "None"}
+        resent = self.table.has_committed(token, self.world.now)
+        conflict = None if resent else self._conflict([item_key(write) for write in writes], transaction=True)
         if conflict is not None:
-            reasons = [held] * len(items)
+            reasons = [no_reason] * len(items)
             reasons[conflict] = {
                 "Code": "TransactionConflict",
                 "Message": "Transaction is ongoing for the item",
@@ -224,10 +258,10 @@ class Network:
         try:
             written = self.table.transact(items, token, self.world.now)
         except Cancelled as cancelled:
-            self.world.story(f"{_what('TransactWriteItems', params)} is refused", process)
+            self.world.log(f"{_what('TransactWriteItems', params)}: refused", process)
             raise _cancelled(
                 [
-                    held
+                    no_reason
                     if refused is None
                     else {
                         "Code": "ConditionalCheckFailed",
@@ -238,42 +272,51 @@ class Network:
                 ]
             ) from None
         self._transacted.update(each.at for each in written)
-        self._tell(process, "in a transaction", written)
+        self._report(process, "in a transaction", written)
         return {}
 
-    def _conflict(self, places: list[Place], *, transaction: bool = False) -> int | None:
-        """On which of these another transaction is at work just now, as DynamoDB says. No chance is drawn where no
-        transactions are used."""
-        chance, likely = self.world.random, self.weather.conflicted
-        if not likely or not (transaction or places[0] in self._transacted) or chance.random() >= likely:
+    def _conflict(self, keys: list[ItemKey], *, transaction: bool = False) -> int | None:
+        """Choose at random whether another transaction works on one of these items at present.
+
+        Without transactions no random number is drawn.
+
+        :returns: index of the item in conflict, or None.
+        """
+        rng, probability = self.world.random, self.fault_rates.conflicted
+        may_conflict = transaction or keys[0] in self._transacted
+        if not probability or not may_conflict or rng.random() >= probability:
             return None
-        self.world.faults["request conflicted"] += 1
-        return chance.randrange(len(places))
+        self.world.faults[LABELS["conflicted"]] += 1
+        return rng.randrange(len(keys))
 
-    def _tell(self, process: Process, action: str, written: Iterable[Written]) -> None:
+    def _report(self, process: Process, action: str, written: Iterable[Written]) -> None:
+        """Log the items that a write has changed, and pass them to `on_write`."""
         for each in written:
-            if self.world.tell is not None:
-                done = f"{_what(action, each.params)} is carried out"
-                self.world.story(f"{done}: {_short(each.after)}", process)
-            self.applied(process, each.params, each.before, each.after)
+            if self.world.log_line is not None:
+                self.world.log(f"{_what(action, each.params)}: applied: {_short(each.after)}", process)
+            self.on_write(process, each.params, each.before, each.after)
 
-    # -- which past a read shows ------------------------------------------------------------------------------
+    # -- the time as of which a read shows an item ------------------------------------------------------------
 
-    def _moment(self, params: Mapping[str, Any], sent: float) -> Moment:
-        """Of a consistent read of several items, each is as it was at a moment of its own since the request was sent:
-        one may be from before a transaction, and another from after it."""
+    def _read_times(self, params: Mapping[str, Any], sent: float) -> ReadTime:
+        """Return the function that chooses this time for each item of a read of several items.
+
+        A consistent read shows each item as of another time since the request was sent. So it may show one
+        item from before a transaction and another one from after it.
+        """
         if params.get("ConsistentRead"):
             return lambda: self.world.random.uniform(sent, self.world.now)
-        return self._stale
+        return self._stale_time
 
-    def _stale(self) -> float | None:
-        chance = self.world.random
-        stale = chance.random() < 0.3
-        return self.world.now - chance.random() * self.world.assumptions.stale if stale else None
+    def _stale_time(self) -> float | None:
+        """Choose the time for an eventually consistent read; None for the present."""
+        rng = self.world.random
+        stale = rng.random() < 0.3
+        return self.world.now - rng.random() * self.world.assumptions.stale if stale else None
 
 
 class _Failure(Exception):
-    """DynamoDB refuses a request."""
+    """DynamoDB refuses a request, with this error code, and with these further fields in its answer."""
 
     def __init__(self, code: str, more: Mapping[str, Any] | None = None, message: str | None = None) -> None:
         self.code, self.more, self.message = code, more, message or code
@@ -286,13 +329,17 @@ def _cancelled(reasons: list[dict[str, Any]]) -> _Failure:
 
 
 def _shown(params: Mapping[str, Any], refused: Refused) -> dict[str, Any]:
-    """The item, if there is one, and if it was asked for."""
+    """Return the item in the answer to a refused write, if the write asked for it and there is one."""
     wanted = params.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD"
     return {"Item": refused.item} if wanted and refused.item else {}
 
 
 class Sdk:
-    """An aiobotocore client, as far as `AsyncLockClient` uses one: exceptions, retries and metadata as botocore's."""
+    """An aiobotocore client with the methods that `AsyncLockClient` uses. Its exceptions, retries and
+    metadata are those of botocore.
+
+    :param sender: the thread that sends the requests; None for the present asyncio task.
+    """
 
     meta = SimpleNamespace(region_name="nowhere")
 
@@ -309,7 +356,8 @@ class Sdk:
         return await self._call("DeleteItem", params)
 
     async def transact_write_items(self, **params: Any) -> Any:
-        # As botocore does: so DynamoDB knows what it has carried out already, when the SDK sends it again.
+        # botocore adds the token too. It lets DynamoDB recognize a retry of a transaction that it has
+        # applied.
         token = {"ClientRequestToken": next(self._network.tokens)}
         return await self._call("TransactWriteItems", token | params)
 
@@ -335,13 +383,13 @@ class Sdk:
                 if answer.response["Error"]["Code"] not in ("ThrottlingException", "InternalServerError"):
                     raise answer
             if attempt + 1 < ATTEMPTS:
-                self._network.world.faults["sent again by the SDK"] += 1
+                self._network.world.faults["request retried by the SDK"] += 1
                 await asyncio.sleep(self._network.world.random.random())
         raise answer
 
 
-def answer_with(answer: asyncio.Future[Any], response: Any) -> None:
-    """It arrives; too late, perhaps."""
+def resolve(answer: asyncio.Future[Any], response: Any) -> None:
+    """Set the result of a future, unless it is done already."""
     if not answer.done():
         answer.set_result(response)
 
@@ -365,42 +413,66 @@ def _date(epoch: int) -> str:
     return formatdate(epoch, usegmt=True)
 
 
+#: Name of each write to a lock's item (docs/protocol.md), by a part of its update expression. The first match
+#: counts.
+_WRITES = (
+    ("#last_ticket = ", "take a ticket"),
+    ("#holders = :holders, #available = :left", "acquire"),
+    ("#holders.#me = :me, #available = #available - ", "acquire free slots"),
+    ("#holders.#me = :me", "reclaim"),
+    ("#holders.#dead0", "remove dead holders"),
+    ("REMOVE #capacity_pinned", "unpin the capacity"),
+    ("#capacity_pinned = ", "pin the capacity"),
+    ("#token = :token", "correct a grant"),
+    ("#token = #token", "reacquire"),
+    ("#cooling_down = ", "cool down"),
+    ("#draining = ", "drain"),
+    ("#process = ", "enter"),
+    ("REMOVE #holders.#me.#processes.#process", "leave"),
+    ("#available = ", "release"),
+    ("#queue_head = :place", "lower the head"),
+    ("#queue_head = :after", "advance the head"),
+    ("REMOVE #queue_head", "clear the head"),
+    ("#lease_ms = ", "change"),
+    ("#version = ", "heartbeat"),
+)
+
+
 def _what(action: str, params: Mapping[str, Any]) -> str:
-    """A request in a few words."""
+    """Return a short description of a request, for the log."""
     if "TransactItems" in params:
         writes = [_what(*write) for item in params["TransactItems"] for write in item.items()]
         return f"transaction ({', '.join(writes)})"
-    if "UpdateExpression" not in params or place(params)[1] != LOCK_ENTRY:
-        return f"{action} {place(params)[1]}" if "Key" in params or "Item" in params else action
+    if "UpdateExpression" not in params or item_key(params)[1] != LOCK_ENTRY:
+        return f"{action} {item_key(params)[1]}" if "Key" in params or "Item" in params else action
     update, names = params["UpdateExpression"], params["ExpressionAttributeNames"]
-    for part, what in (
-        ("#holders = :holders", "take idle"),
-        ("#holders.#me = :me, #available = #available - ", "take room"),
-        ("#dead0", "reclaim"),
-        ("#token = :token", "put right"),
-        ("#token = #token", "take again"),
-        ("#draining = ", "abandon"),
-        ("#process = ", "enter"),
-        ("REMOVE #holders.#me.#processes.#process", "leave"),
-        ("#available = ", "release"),
-        ("", "heartbeat"),
-    ):
+    for part, write in _WRITES:
         if part in update:
-            return f"{what} {names.get('#me', '')} {names.get('#process', '')}".strip()
-    return "?"
+            if write == "release" and "#processes" not in params["ConditionExpression"]:
+                write = "break"  # has the same update, and does not depend on the processes inside
+            return f"{write} {names.get('#me', '')} {names.get('#process', '')}".strip()
+    return action
 
 
 def _short(item: Item | None) -> str:
-    """An item in one line."""
+    """Return one line about an item, for the log. Of each holder it shows the lease id (with `!` if it
+    drains), the slots, the lease, the time of the last heartbeat, the version, and `+` each process
+    inside."""
     if item is None:
-        return "nothing is left"
+        return "no item"
     if item["entry"]["S"] != LOCK_ENTRY:
         return str(item)
-    holders = ", ".join(
-        f"{name}{'!' if 'draining' in each['M'] else ''}"
-        f"[{each['M']['slots']['N']}, {int(each['M']['lease_ms']['N']) / 1000:g} s, "
-        f"{(int(each['M']['renewed_at']['N']) / 1000 - BEGIN) if 'renewed_at' in each['M'] else float('nan'):.1f}, "
-        f"{each['M']['version']['S']}{''.join(' +' + who for who in each['M']['processes']['M'])}]"
-        for name, each in item["holders"]["M"].items()
+    holders = ", ".join(_short_holder(name, each["M"]) for name, each in item["holders"]["M"].items())
+    return (
+        f"{item['available']['N']}/{item['capacity']['N']} free, token {item['token']['N']}, "
+        f"{holders or 'no holders'}"
     )
-    return f"{item['available']['N']}/{item['capacity']['N']} free, token {item['token']['N']}, {holders or 'idle'}"
+
+
+def _short_holder(lease_id: str, holder: Item) -> str:
+    draining = "!" if "draining" in holder else ""
+    lease = int(holder["lease_ms"]["N"]) / 1000
+    renewed_at = int(holder["renewed_at"]["N"]) / 1000 - BEGIN if "renewed_at" in holder else float("nan")
+    processes = "".join(f" +{process}" for process in holder["processes"]["M"])
+    slots, version = holder["slots"]["N"], holder["version"]["S"]
+    return f"{lease_id}{draining}[{slots}, {lease:g} s, {renewed_at:.1f}, {version}{processes}]"

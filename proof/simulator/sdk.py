@@ -1,4 +1,4 @@
-"""A boto3 client of the simulated table, for tests that have no event loop and no adversary."""
+"""A boto3 client of the simulated table without simulated time and without faults, for unit tests."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _METHODS = {
 
 
 class SimulatedClient:
-    """A client whose requests are carried out at once. Reads are never stale.
+    """A client whose requests are applied and answered at once. Reads are never stale.
 
-    :param shows_refused: whether a refused write shows the item. DynamoDB does, DynamoDB Local does not.
-    :ivar table: the one table; the name in a request is ignored.
+    :param shows_refused: whether the answer to a refused write contains the item. DynamoDB returns it,
+        DynamoDB Local does not.
+    :ivar table: the only table. The table name of a request is ignored.
     """
 
     def __init__(self, *, shows_refused: bool = True) -> None:
         world = World(0, Assumptions(stale=0.0))
         self.table = Table()
-        self._process = world.process("the client")
+        self._process = world.process("client")
         self._network = Network(
             world, self.table, lambda *_: None, dates=False, shows_refused=shows_refused, apart=0.0
         )
@@ -45,7 +46,7 @@ class SimulatedClient:
 
     def _call(self, action: str, **params: Any) -> Any:
         if action == "TransactWriteItems":
-            params = {"ClientRequestToken": next(self._tokens), **params}  # as botocore does
+            params = {"ClientRequestToken": next(self._tokens), **params}  # botocore adds one too
         answer = self._network.answer(self._process, action, params, 0.0)
         if isinstance(answer, Exception):
             raise answer

@@ -1,8 +1,8 @@
-"""Hosts, clocks and a DynamoDB that a test moves by hand.
+"""A simulation for unit tests of the core: hosts with clocks of their own, and a DynamoDB table with faults.
 
-The table is `proof.simulator.sdk.SimulatedClient`, or moto in this process. Around it everything is simulated: the one
-true time, each host's own clocks, the ``Date`` header, and what happens to a request on its way. Operations are
-generators, so a test can also stop one between two requests and let another go first.
+The table is `proof.simulator.sdk.SimulatedClient`, or moto in this process. The true time, the clocks of the
+hosts, the ``Date`` header and the faults of requests are simulated, and each test controls them. Operations
+are generators, so a test can also stop one operation between two requests and run another one in between.
 """
 
 from __future__ import annotations
@@ -47,125 +47,135 @@ from deployments import limits
 
 TABLE = "locks"
 KEY = "warehouse/orders"
-#: The server's time when a simulation begins, epoch milliseconds; not on a whole second.
+#: The server's time at the start of a test, in epoch milliseconds. It is not a whole second, because `Date`
+#: headers are.
 BEGIN_MS = 1_800_000_000_250
 HOURS = 3600.0
 
-# What may happen to a request on its way.
-LOST = "applied, but its answer is lost"
-LOST_THEN_RETRIED = "applied, its answer is lost, and the SDK sends it again"
-UNSENT = "it never arrives"
-CONFLICT = "a transaction on the same record is in its way"
-DENIED = "AWS refuses it, as when credentials have expired"
+# Faults of a request.
+LOST = "applied, and the answer is lost"
+LOST_THEN_RETRIED = "applied, the answer is lost, and the SDK retries the request"
+UNSENT = "never arrives"
+CONFLICT = "refused, because a transaction works on the same record"
+DENIED = "denied by AWS, for example because credentials have expired"
 
 
 class World:
-    """The one true time, and an empty lock table in it.
+    """True time, and an empty lock table.
 
-    :param client: a boto3 client of a table `TABLE`.
-    :ivar now: true time, seconds.
-    :ivar dates: whether the server sends ``Date`` headers. DynamoDB does, DynamoDB Local does not.
-    :ivar shows_refused: whether a refused write shows the item. DynamoDB does, DynamoDB Local does not.
-    :ivar fates: what happens to the next requests; those after them arrive and are answered.
-    :ivar server_off: by how many seconds the clock of the server is off that answers next.
-    :ivar sent: every request that was sent, in order.
+    :param client: boto3 client for the table `TABLE`.
+    :ivar now: true time, in seconds since the start of the test.
+    :ivar dates: whether answers have a ``Date`` header. DynamoDB sends one, DynamoDB Local does not.
+    :ivar shows_refused: whether the answer to a refused write contains the item. DynamoDB returns it,
+        DynamoDB Local does not.
+    :ivar faults: faults of the next requests, in order; ``""`` for none. Later requests have no fault.
+    :ivar server_clock_offset: returns the seconds by which the clock of the server that answers next is ahead
+        of true time.
+    :ivar sent: all requests that were sent, in order.
     """
 
     def __init__(self, client: Any, *, dates: bool = True, shows_refused: bool = True) -> None:
         self.now = 0.0
         self.dates = dates
         self.shows_refused = shows_refused
-        self.fates: deque[str] = deque()
-        self.server_off: Callable[[], float] = lambda: 0.0
+        self.faults: deque[str] = deque()
+        self.server_clock_offset: Callable[[], float] = lambda: 0.0
         self.sent: list[Request] = []
         self.client = client
 
     @property
     def server_ms(self) -> int:
-        """The server's time, epoch milliseconds."""
+        """The server's time, in epoch milliseconds."""
         return BEGIN_MS + round(self.now * 1000)
 
     def answer(self, request: Request, clock: Callable[[], float]) -> Reply:
-        """Carry a request out for a host with that monotonic clock.
+        """Carry out a request, with the next fault of `faults`.
 
-        :raises LockUnavailableError: its answer is lost, or it never arrived.
-        :raises LockAccessError: it is denied.
+        :param clock: the sender's monotonic clock.
+        :raises LockUnavailableError: the answer is lost, or the request never arrives.
+        :raises LockConflictError: a transaction works on the same record.
+        :raises LockAccessError: the request is denied.
         """
         self.sent.append(request)
-        fate = self.fates.popleft() if self.fates else ""
-        if fate == UNSENT:
+        fault = self.faults.popleft() if self.faults else ""
+        if fault == UNSENT:
             raise LockUnavailableError("DynamoDB cannot be reached.", maybe_applied=False)
-        if fate == CONFLICT:
-            raise LockConflictError("A transaction is at work on the record.", maybe_applied=False)
-        if fate == DENIED:
-            raise LockAccessError("AWS does not allow it.")
+        if fault == CONFLICT:
+            raise LockConflictError("A transaction works on the same record.", maybe_applied=False)
+        if fault == DENIED:
+            raise LockAccessError("AWS denies access.")
         output, refused = self._apply(request)
-        if fate == LOST:
+        if fault == LOST:
             raise LockUnavailableError("The connection to DynamoDB broke.", maybe_applied=True)
-        if fate == LOST_THEN_RETRIED:
+        if fault == LOST_THEN_RETRIED:
             output, refused = self._apply(request)
         return Reply(
             output,
             sent_at=clock(),
             received_at=clock(),
-            # The header has whole seconds.
-            server_ms=(self.server_ms + round(self.server_off() * 1000)) // 1000 * 1000
+            # A `Date` header has whole seconds.
+            server_ms=(self.server_ms + round(self.server_clock_offset() * 1000)) // 1000 * 1000
             if self.dates
             else None,
             refused=refused,
-            retried=fate == LOST_THEN_RETRIED,
+            retried=fault == LOST_THEN_RETRIED,
         )
 
     def _apply(self, request: Request) -> tuple[Mapping[str, Any], bool]:
+        """Send a request to the table. Returns the output, and whether the write's condition failed."""
         try:
             limits.check(request.action, request.params)
             return getattr(self.client, xform_name(request.action))(**request.params), False
-        except limits.LimitExceeded as exceeded:  # moto does not mind
+        except limits.LimitExceeded as exceeded:  # moto does not check all limits
             invalid: Any = {"Error": {"Code": "ValidationException", "Message": str(exceeded)}}
             sdk.answer_to(ClientError(invalid, request.action), request, 0.0)
             raise
         except ClientError as failure:
-            sdk.answer_to(failure, request, 0.0)  # raises all but a refusal, as users see it
+            sdk.answer_to(failure, request, 0.0)  # raises the package's error, unless the condition failed
             return (failure.response if self.shows_refused else {}), True
 
     def item(self, key: str = KEY) -> dict[str, Any] | None:
-        """The lock's item as it is stored."""
+        """Read a lock's item; None if there is none."""
         key_of = {"key": {"S": key}, "entry": {"S": "lock"}}
         item: dict[str, Any] | None = self.client.get_item(TableName=TABLE, Key=key_of).get("Item")
         return item
 
     def record(self, key: str = KEY) -> LockRecord:
-        """The lock as it is stored."""
+        """Read a lock, which must have an item."""
         item = self.item(key)
-        assert item is not None, f"there is no record of {key!r}"
+        assert item is not None, f"the lock {key!r} has no record"
         return NativeFormat(TABLE).record(item, None)
 
     def store(self, **attributes: Any) -> None:
-        """Write an item by hand, as another program would."""
+        """Write the item of the lock `KEY` as another program might, with these attributes in DynamoDB's
+        typed form."""
         item = {"key": {"S": KEY}, "entry": {"S": "lock"}, **attributes}
         self.client.put_item(TableName=TABLE, Item=item)
 
     def delete(self, key: str = KEY) -> None:
-        """Remove the record, as DynamoDB's TTL does."""
+        """Delete a lock's item, as DynamoDB's TTL does."""
         self.client.delete_item(TableName=TABLE, Key={"key": {"S": key}, "entry": {"S": "lock"}})
 
     def actions(self) -> list[str]:
-        """What was asked of DynamoDB, in order."""
+        """Return the actions of all requests that were sent, in order."""
         return [request.action for request in self.sent]
 
 
 @dataclass
 class Host:
-    """One process on a machine of its own: it knows of the table only what its own requests told it.
+    """A process on a machine of its own, with the core's operations.
 
-    :ivar wall_clock_off: by how many seconds its wall clock is ahead of true time.
-    :ivar clock_rate: how many seconds its monotonic clock counts in one.
-    :ivar booted: what its monotonic clock showed when the simulation began.
+    :ivar name: owner of its leases, and the default lease id.
+    :ivar wall_clock_offset: seconds by which its wall clock is ahead of true time.
+    :ivar clock_rate: seconds that its monotonic clock counts in one second of true time.
+    :ivar booted: value of its monotonic clock at the start of the test, in seconds.
+    :ivar clock: its estimate of the server's time.
+    :ivar stamps: all stamps that it has made, in order.
     """
 
     world: World
     name: str = "host"
-    wall_clock_off: float = 0.0
+    wall_clock_offset: float = 0.0
     clock_rate: float = 1.0
     booted: float = 5000.0
     max_clock_skew: float = MAX_CLOCK_SKEW
@@ -179,11 +189,12 @@ class Host:
         self.presence = Presence(self.queue, self.operations)
 
     def now(self) -> float:
-        """Its monotonic clock."""
+        """Return its monotonic clock, in seconds."""
         return self.booted + self.world.now * self.clock_rate
 
     def stamp(self) -> Stamp:
-        host_ms = self.world.server_ms + round(self.wall_clock_off * 1000)
+        """Make a stamp. Its version is the host's name and a number, not a UUID."""
+        host_ms = self.world.server_ms + round(self.wall_clock_offset * 1000)
         self.stamps.append(
             Stamp(
                 f"{self.name}-{len(self.stamps)}",
@@ -197,17 +208,19 @@ class Host:
         return self.stamps[-1]
 
     def claim(self, lease_id: str | None = None, **options: Any) -> Claim:
-        """What it would like to hold: `KEY`, for 30 s after each heartbeat."""
+        """Return a claim. By default it claims one slot of the plain lock `KEY`, with a lease of 30 s."""
         defaults: dict[str, Any] = {"key": KEY, "owner": self.name, "lease_ms": 30_000, "grace_ms": 15_000}
         return Claim(**(defaults | {"lease_id": lease_id or self.name} | options))
 
     def send(self, request: Request) -> Reply:
+        """Send a request, and correct the estimate of the server's time by its answer."""
         reply = self.world.answer(request, self.now)
         self.clock.note(reply)
         return reply
 
     def carry_out(self, effect: Effect) -> Reply | float:
-        """What a driver does for an operation. Sleeping and waiting for room lets true time pass."""
+        """Carry out an effect of an operation, as a client does. `Sleep` and `WaitForSlots` advance true
+        time."""
         match effect:
             case Request():
                 return self.send(effect)
@@ -218,20 +231,20 @@ class Host:
         return self.now()
 
     def run(self, operation: Operation[T]) -> T:
-        """Carry an operation out; sleeping and waiting lets true time pass."""
+        """Run an operation to its end, and return its result."""
         return Paused(self, operation).finish()
 
     def start(self, operation: Operation[T]) -> Paused[T]:
-        """Begin an operation and stop before its first effect."""
+        """Start an operation, and stop it before its first effect."""
         return Paused(self, operation)
 
-    # What most tests do with one.
+    # Operations that many tests use. The default lease id is the host's name.
 
     def take(self, lease_id: str | None = None, *, undo: bool = False, **options: Any) -> Any:
-        """Try to acquire: `Granted` or `Busy`."""
+        """Try to acquire the lock without waiting. Returns `Granted` or `Busy`."""
         return self.run(self.operations.attempting.try_acquire(self.claim(lease_id, **options), undo=undo))
 
-    def acquiring(
+    def start_acquire(
         self,
         lease_id: str | None = None,
         *,
@@ -240,7 +253,7 @@ class Host:
         undo: bool = True,
         **options: Any,
     ) -> Paused[Granted]:
-        """Begin to acquire, waiting if the lock is taken, and stop before the first request."""
+        """Start an acquire that waits while the lock is taken, and stop it before its first effect."""
         return self.start(
             self.operations.acquiring.acquire(
                 self.claim(lease_id, **options),
@@ -251,33 +264,33 @@ class Host:
             )
         )
 
-    def beat(self, lease_id: str | None = None, *, lease_ms: int = 30_000) -> Any:
-        """Send a heartbeat: `Renewed` or `Lost`."""
+    def heartbeat(self, lease_id: str | None = None, *, lease_ms: int = 30_000) -> Any:
+        """Send a heartbeat. Returns `Renewed` or `Lost`."""
         return self.run(self.operations.renewing.renew(KEY, lease_id or self.name, lease_ms, Heartbeat()))
 
     def enter(self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000) -> Any:
-        """Let a process enter: `Renewed`, `Draining` or `Lost`."""
+        """Add a guarded process to a lease. Returns `Renewed`, `Draining` or `Lost`."""
         return self.run(self.operations.renewing.renew(KEY, lease_id or self.name, lease_ms, Enter(process)))
 
     def leave(self, process: str, lease_id: str | None = None, *, slots: int = 1) -> Any:
-        """Let a process leave: `Released`, `Renewed` or `Lost`."""
+        """Remove a guarded process from a lease. Returns `Released`, `Renewed` or `Lost`."""
         return self.run(
             self.operations.releasing.leave(KEY, lease_id or self.name, process, slots, 15_000, 15_000)
         )
 
     def release(self, lease_id: str | None = None, *, slots: int = 1, grace_ms: int = 15_000) -> Any:
-        """Give back: `Released`, `Draining` or `Lost`."""
+        """Release a lease. Returns `Released`, `Draining` or `Lost`."""
         return self.run(
             self.operations.releasing.release(KEY, lease_id or self.name, slots, grace_ms, confirmed=True)
         )
 
     def term(self) -> Term:
-        """A lease's time by this host's clock."""
+        """Return a new lease term on this host's clock."""
         return Term(self.now)
 
 
 def a_holder(lease_id: str = "a", **changed: Any) -> Holder:
-    """A holder as a record may show it."""
+    """Return a holder with these attributes, and defaults for all others."""
     defaults: dict[str, Any] = {
         "owner": "me",
         "slots": 1,
@@ -290,59 +303,60 @@ def a_holder(lease_id: str = "a", **changed: Any) -> Holder:
 
 
 def a_lease(lease_id: str, key: str = KEY) -> Lease:
-    """A lease as its holder knows it."""
+    """Return a lease of one slot of a plain lock."""
     return Lease(key, lease_id, 1, "me", 1, 1, 30_000, 15_000, 0)
 
 
 class Paused(Generic[T]):
-    """An operation that stops before each of its effects, so that others can go first.
+    """An operation that stops before each of its effects, so that a test can run other operations in between.
 
-    :ivar effect: what it is about to do; None when it has ended.
+    :ivar effect: the next effect; None if the operation has ended.
     """
 
     effect: Effect | None
 
     def __init__(self, host: Host, operation: Operation[T]) -> None:
         self._host, self._operation = host, operation
-        self._go_on(lambda: next(operation))
+        self._resume(lambda: next(operation))
 
     def step(self) -> Self:
-        """Do what it was about to do, and stop before the next effect."""
+        """Carry out the next effect, and stop before the one after it."""
         assert self.effect is not None
         try:
             answer = self._host.carry_out(self.effect)
         except LockError as raised:
             failure = raised
-            self._go_on(lambda: self._operation.throw(failure))
+            self._resume(lambda: self._operation.throw(failure))
         else:
-            self._go_on(lambda: self._operation.send(answer))
+            self._resume(lambda: self._operation.send(answer))
         return self
 
     def until(self, action: str) -> Self:
-        """Let it go on, and stop before its next request of that kind, such as ``PutItem``."""
+        """Continue, and stop before the next request with this action, such as ``PutItem``."""
         while not (isinstance(self.effect, Request) and self.effect.action == action):
             self.step()
         return self
 
     @property
     def request(self) -> Request:
-        """The request that it is about to send."""
+        """The next effect, which must be a request."""
         assert isinstance(self.effect, Request)
         return self.effect
 
     def interrupt(self, failure: BaseException) -> Self:
-        """Let that happen instead of what it was about to do."""
-        self._go_on(lambda: self._operation.throw(failure))
+        """Raise an exception in the operation instead of its next effect."""
+        self._resume(lambda: self._operation.throw(failure))
         return self
 
     def finish(self) -> T:
-        """Let it go on to its end."""
+        """Run the operation to its end, and return its result."""
         while self.effect is not None:
             self.step()
         outcome: T = self._outcome
         return outcome
 
-    def _go_on(self, resume: Callable[[], Effect]) -> None:
+    def _resume(self, resume: Callable[[], Effect]) -> None:
+        """Continue the operation up to its next effect, or to its result."""
         try:
             self.effect = resume()
         except StopIteration as end:

@@ -1,8 +1,9 @@
 """The threads of the real `LockClient`, in simulated time.
 
-Each is a greenlet of its process, and one runs at a time: until it waits for a lock, an event, a queue, the clock or an
-answer. Now and then it is held up as well where it reads the clock, so that the other threads overtake it there. Chance
-decides, drawn from the seed of the history, so that it can be played again exactly.
+Each simulated thread is a greenlet of its process. One thread runs at a time, until it waits for a lock, an
+event, a queue, a sleep or an answer. At random, a thread is also delayed where it reads the clock, so that
+other threads overtake it there. The random numbers come from the seed of the history, so the same seed gives
+the same schedule.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from airflow_dynamo_lock.client.sync_client import LockClient
 from proof.simulator.network import Network, Sdk
 from proof.simulator.world import Handle, Process, World
 
-#: How likely a thread is to be held up whenever it reads the clock, and for how long at most, in seconds.
-_HELD_UP, _HELD_UP_FOR = 0.05, 0.05
+#: Probability that a thread is delayed when it reads the clock, and the maximum delay in seconds.
+_DELAY_PROBABILITY, _MAX_DELAY = 0.05, 0.05
 
 
 class Thread(greenlet):
-    """In the place of `threading.Thread`.
+    """Replaces `threading.Thread`.
 
-    :ivar sender: the thread whose requests it sends; `LockClient` sends some in a thread that lives for one request.
+    :ivar process: the process to which the thread belongs.
+    :ivar sender: the thread for which this one sends requests. It is another thread if `LockClient` has
+        started this one to send a single request; else it is this thread.
     """
 
     def __init__(
@@ -51,85 +54,94 @@ class Thread(greenlet):
         starter = getcurrent()
         for_one_request = name.removeprefix("dynamo-lock ")[0].isupper()
         self.sender: Thread = starter.sender if for_one_request and isinstance(starter, Thread) else self
-        self._turn: Turn | None = None
+        self._wakeup: Wakeup | None = None
         self._interrupted = False
 
     def start(self) -> None:
-        self.process.call_soon(self.go_on, *self._args)
+        """Start the thread."""
+        self.process.call_soon(self.resume, *self._args)
 
     def interrupt(self) -> None:
-        """Ctrl-C, which ends whatever it waits for."""
+        """Raise `KeyboardInterrupt` in the thread where it waits, as Ctrl-C does in a main thread."""
         self._interrupted = True
-        if self._turn is not None:
-            self._turn.come()
+        if self._wakeup is not None:
+            self._wakeup.wake()
 
-    def wait(self, turn: Turn, timeout: float | None = None) -> None:
-        """Let other threads run until that turn comes, or until so many seconds have passed."""
+    def wait(self, wakeup: Wakeup, timeout: float | None = None) -> None:
+        """Let other threads run until `wakeup` wakes this one, or until `timeout` seconds have passed."""
         self._check()
         if timeout is not None:
-            turn.timer = self.process.call_later(timeout, turn.come)
-        self._turn = turn
+            wakeup.timer = self.process.call_later(timeout, wakeup.wake)
+        self._wakeup = wakeup
         assert self.parent is not None
         self.parent.switch()
-        self._turn = None
+        self._wakeup = None
         self._check()
 
-    def hold_up(self, world: World) -> None:
-        """Perhaps let other threads of the process come first."""
-        if self.process.alive and world.random.random() < _HELD_UP:
+    def delay(self, world: World) -> None:
+        """Delay the thread with the probability `_DELAY_PROBABILITY`, so that other threads overtake it."""
+        if self.process.alive and world.random.random() < _DELAY_PROBABILITY:
             begun = world.now
-            self.wait(Turn(self), world.random.random() * _HELD_UP_FOR)
-            self.process.stops.append((begun, world.now))
+            self.wait(Wakeup(self), world.random.random() * _MAX_DELAY)
+            self.process.pauses.append((begun, world.now))
 
-    def go_on(self, *arguments: Any) -> None:
-        """Run it until it waits again."""
+    def resume(self, *arguments: Any) -> None:
+        """Run the thread until it waits again."""
         self.parent = getcurrent()
         self.switch(*arguments)
 
     def _check(self) -> None:
-        if not self.process.alive:  # it was killed, and Python clears away what is left of its threads
+        """End the thread if its process was killed, and raise `KeyboardInterrupt` if it was interrupted."""
+        if not self.process.alive:
             raise GreenletExit
         if self._interrupted:
             self._interrupted = False
             raise KeyboardInterrupt
 
 
-class Turn:
-    """What a thread waits for. It comes once."""
+class Wakeup:
+    """Ends one wait of a thread, once.
+
+    :ivar timer: the timeout of the wait, if it has one.
+    :ivar woken: whether the wait has ended.
+    """
 
     def __init__(self, thread: Thread) -> None:
         self.thread = thread
         self.timer: Handle | None = None
-        self.has_come = False
+        self.woken = False
 
-    def come(self) -> None:
-        if not self.has_come:
-            self.has_come = True
+    def wake(self) -> None:
+        """Resume the thread, unless it was woken before."""
+        if not self.woken:
+            self.woken = True
             if self.timer is not None:
                 self.timer.cancel()
-            self.thread.process.call_soon(self.thread.go_on)
+            self.thread.process.call_soon(self.thread.resume)
 
 
-class _Waited:
-    """What threads can wait for."""
+class _Waitable:
+    """Base class of the objects that threads wait for."""
 
     def __init__(self) -> None:
-        self._turns: deque[Turn] = deque()
+        self._wakeups: deque[Wakeup] = deque()
 
     def _wait(self, timeout: float | None = None) -> None:
+        """Let the present thread wait until `_wake` is called, or for `timeout` seconds."""
         thread = getcurrent()
-        assert isinstance(thread, Thread), "only a thread can wait"
-        turn = Turn(thread)
-        self._turns.append(turn)
-        thread.wait(turn, timeout)
+        assert isinstance(thread, Thread), "only a simulated thread can wait"
+        wakeup = Wakeup(thread)
+        self._wakeups.append(wakeup)
+        thread.wait(wakeup, timeout)
 
     def _wake(self) -> None:
-        while self._turns:
-            self._turns.popleft().come()
+        """Wake all threads that wait."""
+        while self._wakeups:
+            self._wakeups.popleft().wake()
 
 
-class Event(_Waited):
-    """In the place of `threading.Event`."""
+class Event(_Waitable):
+    """Replaces `threading.Event`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,8 +163,8 @@ class Event(_Waited):
         return self._set
 
 
-class Lock(_Waited):
-    """In the place of `threading.Lock`."""
+class Lock(_Waitable):
+    """Replaces `threading.Lock`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,8 +180,8 @@ class Lock(_Waited):
         self._wake()
 
 
-class SimpleQueue(_Waited):
-    """In the place of `queue.SimpleQueue`."""
+class SimpleQueue(_Waitable):
+    """Replaces `queue.SimpleQueue`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,16 +203,17 @@ class SimpleQueue(_Waited):
 
 
 def _sleep(seconds: float) -> None:
+    """Replaces `time.sleep`."""
     thread = getcurrent()
     assert isinstance(thread, Thread)
-    thread.wait(Turn(thread), seconds)
+    thread.wait(Wakeup(thread), seconds)
 
 
 @contextmanager
 def simulated(world: World) -> Iterator[None]:
-    """`LockClient` waits, and starts threads, in this world."""
+    """Patch the package so that `LockClient` uses the simulated threads, events, locks, queues and sleeps."""
     threading = SimpleNamespace(Thread=Thread, Event=Event, Lock=Lock)
-    world.on_clock = _hold_up
+    world.on_clock = _delay
     with (
         patch.object(threads, "threading", threading),
         patch.object(claims, "threading", threading),
@@ -210,14 +223,14 @@ def simulated(world: World) -> Iterator[None]:
         yield
 
 
-def _hold_up(world: World) -> None:
+def _delay(world: World) -> None:
     thread = getcurrent()
     if isinstance(thread, Thread):
-        thread.hold_up(world)
+        thread.delay(world)
 
 
 class _Boto3:
-    """The SDK as a thread uses it."""
+    """A boto3 client: the simulated SDK with blocking methods."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network, self._process = network, process
@@ -227,27 +240,28 @@ class _Boto3:
             thread = getcurrent()
             assert isinstance(thread, Thread)
             sdk = Sdk(self._network, self._process, sender=thread.sender)
-            turn = Turn(thread)
+            wakeup = Wakeup(thread)
             task = self._process.create_task(getattr(sdk, method)(**params))
 
             def answered(_: object) -> None:
-                task.exception()  # which nobody asks for, if the thread was interrupted
-                turn.come()
+                task.exception()  # an interrupted thread does not read it, and asyncio would report that
+                wakeup.wake()
 
             task.add_done_callback(answered)
-            thread.wait(turn)
+            thread.wait(wakeup)
             return task.result()
 
         return call
 
 
 class Threaded:
-    """A `LockClient` for the coroutines of a history: what they await, a thread of their process does.
+    """A `LockClient` that coroutines of a history can use like an `AsyncLockClient`.
 
-    Who is cancelled while he waits interrupts that thread, and waits until it has cleaned up.
+    Each call runs in a thread of the process, and the coroutine awaits its end. If the coroutine is
+    cancelled, it interrupts the thread and waits until the thread has cleaned up.
 
-    :ivar returned: when `LockClient.lock` last returned a lease, in true time. The process may be stopped, while
-        another thread runs, before the coroutine that waits for it can go on.
+    :ivar returned: true time at which `LockClient.lock` last returned a lease. The coroutine that awaits the
+        lease may continue later, because the process may be paused in between.
     """
 
     def __init__(self, network: Network, process: Process, **settings: Any) -> None:
@@ -256,28 +270,31 @@ class Threaded:
         self._client: Any = LockClient(_Boto3(network, process), **settings)
 
     async def renew(self, *arguments: Any, **options: Any) -> Any:
+        """Call `LockClient.renew`."""
         return await self._in_thread(lambda: self._client.renew(*arguments, **options))
 
     async def wait(self, *arguments: Any, **options: Any) -> Any:
+        """Call `LockClient.wait`."""
         return await self._in_thread(lambda: self._client.wait(*arguments, **options))
 
     @asynccontextmanager
     async def lock(self, wanted: Any, **claim: Any) -> AsyncIterator[Any]:
+        """Hold `LockClient.lock` for the length of the ``async with`` block."""
         entered, leave = self._process.create_future(), Event()
 
         def hold() -> None:
             with self._client.lock(wanted, **claim) as held:
-                entered.set_result((held, self._process.here))
+                entered.set_result((held, self._process.true_now))
                 leave.wait()
 
         thread, ended = self._start(hold)
         await self._until(asyncio.wait([entered, ended], return_when=asyncio.FIRST_COMPLETED), thread, ended)
         if not entered.done():
-            ended.result()  # raises why
+            ended.result()  # raises the error of `LockClient.lock`
         held, self.returned = entered.result()
         try:
             yield held
-        except GeneratorExit:  # Python clears away a killed process
+        except GeneratorExit:  # garbage collection of a killed process
             raise
         except BaseException:
             await self._interrupt(thread, ended)
@@ -286,10 +303,12 @@ class Threaded:
         await self._until(asyncio.shield(ended), thread, ended)
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        """Call a function in a new thread, and await its result."""
         thread, ended = self._start(work)
         return await self._until(asyncio.shield(ended), thread, ended)
 
     def _start(self, work: Callable[[], Any]) -> tuple[Thread, asyncio.Future[Any]]:
+        """Call a function in a new thread. Returns the thread and the future of the result."""
         ended = self._process.create_future()
 
         def run() -> None:
@@ -305,6 +324,7 @@ class Threaded:
         return thread, ended
 
     async def _until(self, event: Awaitable[Any], thread: Thread, ended: asyncio.Future[Any]) -> Any:
+        """Await an event of a thread. On cancellation, interrupt the thread."""
         try:
             return await event
         except asyncio.CancelledError:
@@ -312,6 +332,7 @@ class Threaded:
             raise
 
     async def _interrupt(self, thread: Thread, ended: asyncio.Future[Any]) -> None:
+        """Interrupt a thread and wait until it has ended."""
         thread.interrupt()
         await asyncio.wait([ended])
-        ended.exception()
+        ended.exception()  # read, or asyncio would report it

@@ -1,7 +1,9 @@
-"""True time, the processes in it, and the machines whose clocks show something else.
+"""Simulated time, processes, and machines with inaccurate clocks.
 
-Each process is an event loop, on which the real `AsyncLockClient` runs. One queue orders all that happens; ties are
-broken by who came first, and chance is drawn from one seed, so that a history can be played again exactly.
+*True time* is the time of the simulation, in seconds since the history began. No process can read it; a
+process reads the clocks of its machine. Each process is an event loop that runs the real `AsyncLockClient`.
+One queue holds all events, ordered by due time and then in the order in which they were added. All random
+numbers come from one generator, so the same seed always gives the same history.
 """
 
 from __future__ import annotations
@@ -20,19 +22,21 @@ from unittest.mock import patch
 
 from airflow_dynamo_lock.client import claims, clock, session
 
-#: The server's time when a history begins, epoch seconds; not a whole one.
+#: The server's time at the start of a history, in epoch seconds. It is not a whole second, because `Date`
+#: headers are.
 BEGIN = 1_800_000_000.25
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What the protocol rests on (docs/protocol.md). The adversary stays inside, unless a test wants it to fail.
+    """How far conditions may go. The defaults keep to the assumptions of the protocol (docs/protocol.md), and
+    tests break one of them on purpose.
 
-    :ivar rates: machines' clocks run this much slower or faster than true time.
-    :ivar skew: by how much the clocks of two of DynamoDB's servers may differ beyond what a client takes them to, less
-        the 5 s that a client needs for itself, seconds.
-    :ivar late: how long after it was sent a request may still reach DynamoDB, seconds.
-    :ivar stale: how old an eventually consistent read may be, seconds.
+    :ivar rates: greatest relative error of the rate of a machine's clocks.
+    :ivar skew: seconds by which the clocks of two DynamoDB servers may differ beyond what the protocol
+        allows, which is `max_clock_skew` - 5 s.
+    :ivar late: greatest delay of a request on its way to DynamoDB, in seconds.
+    :ivar stale: greatest age of an eventually consistent read, in seconds.
     """
 
     rates: float = 0.05
@@ -43,11 +47,11 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine's clocks.
+    """The clocks of a machine.
 
-    :ivar rate: seconds that its clocks count in one true second.
-    :ivar booted: value of its boot-time clock at the start of the history.
-    :ivar wall: seconds by which its wall clock is ahead.
+    :ivar rate: seconds that the clocks count in one second of true time.
+    :ivar booted: value of the boot-time clock at the start of the history, in seconds.
+    :ivar wall: seconds by which the wall clock is ahead of the server's time.
     """
 
     rate: float
@@ -56,7 +60,12 @@ class Machine:
 
 
 class Handle:
-    """Something that will happen."""
+    """A scheduled call, with the interface of `asyncio.Handle` and `asyncio.TimerHandle`.
+
+    :ivar process: the process in which the call runs; None if it runs outside all processes.
+    :ivar suspended: for a timer, the total suspend time of the process that its due time already includes. A
+        suspend postpones timers. None for other calls.
+    """
 
     __slots__ = ("_args", "_callback", "_cancelled", "process", "suspended")
 
@@ -64,83 +73,95 @@ class Handle:
         self, process: Process | None, callback: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
         self.process = process
-        # For a timer, which a suspend postpones: the total suspended time that its due time accounts for.
         self.suspended: float | None = None
         self._callback, self._args, self._cancelled = callback, args, False
 
     def cancel(self) -> None:
+        """Do not make the call."""
         self._cancelled = True
 
     def cancelled(self) -> bool:
+        """Whether the call was cancelled."""
         return self._cancelled
 
     def run(self) -> None:
+        """Make the call, unless it was cancelled."""
         if not self._cancelled:
             self._callback(*self._args)
 
 
 class Process:
-    """A process: alive, stopped or dead. To asyncio it is an event loop.
+    """A simulated process: running, paused or dead. It is also the event loop on which its coroutines run.
 
-    :ivar busy_until: it does nothing before that true time. Its own present is then ahead of the world's: what it has
-        done since it last waited, it did with a pause in the middle.
-    :ivar ids: the unique ids that it has drawn: its lease ids, and the versions of its writes.
-    :ivar reaches, hears: whether its requests reach DynamoDB, and the answers it.
-    :ivar undated: a proxy removes the ``Date`` header from the answers to it.
-    :ivar suspended: true seconds for which its machine was suspended so far.
-    :ivar stops: when it, or one of its threads, was stopped: from when until when, in true time.
+    :ivar alive: False after the process was killed. No event of a dead process runs.
+    :ivar paused_until: true time at which the present pause ends. A pause may begin in the middle of an
+        event. The rest of that event then counts as happening after the pause, so `true_now` is ahead of
+        `World.now`.
+    :ivar ids: UUIDs that the process has generated: its lease ids, and the versions of its writes.
+    :ivar can_send: whether requests of the process reach DynamoDB.
+    :ivar can_receive: whether answers of DynamoDB reach the process.
+    :ivar strips_date: whether a proxy removes the ``Date`` header from the answers to this process.
+    :ivar suspended: total time for which the machine was suspended so far, in seconds of true time.
+    :ivar pauses: pauses of the process or of one of its threads, each as begin and end in true time.
     """
 
     def __init__(self, world: World, name: str, machine: Machine) -> None:
         self.world, self.name, self.machine = world, name, machine
         self.alive = True
-        self.busy_until = 0.0
+        self.paused_until = 0.0
         self.ids: set[str] = set()
-        self.reaches = self.hears = True
-        self.undated = world.proxied and world.random.random() < 0.5
+        self.can_send = self.can_receive = True
+        self.strips_date = world.proxied and world.random.random() < 0.5
         self.suspended = 0.0
-        self.stops: list[tuple[float, float]] = []
+        self.pauses: list[tuple[float, float]] = []
         self._ready: deque[Handle] = deque()
-        self._works: list[Coroutine[Any, Any, Any]] = []
+        self._coroutines: list[Coroutine[Any, Any, Any]] = []
 
-    # -- its time ---------------------------------------------------------------------------------------------
+    # -- clocks -----------------------------------------------------------------------------------------------
 
     @property
-    def here(self) -> float:
-        """The true time at which it is."""
-        return max(self.world.now, self.busy_until)
+    def true_now(self) -> float:
+        """The present true time of this process: that of the world, or the end of a pause that has just
+        begun."""
+        return max(self.world.now, self.paused_until)
 
     def boottime(self) -> float:
-        """CLOCK_BOOTTIME, which counts the time of a suspend."""
-        return self.machine.booted + self.here * self.machine.rate
+        """Return CLOCK_BOOTTIME in seconds, which includes the time of a suspend."""
+        return self.machine.booted + self.true_now * self.machine.rate
 
     def time(self) -> float:
-        """CLOCK_MONOTONIC, which does not. Timers, and asyncio, go by this clock."""
+        """Return CLOCK_MONOTONIC in seconds, which excludes the time of a suspend. asyncio's timers use this
+        clock."""
         return self.boottime() - self.suspended * self.machine.rate
 
-    def true(self, at: float) -> float:
-        """The true time at which its boot-time clock shows `at`."""
+    def true_time(self, at: float) -> float:
+        """Return the true time at which the boot-time clock shows `at`."""
         return (at - self.machine.booted) / self.machine.rate
 
     def pause(self, seconds: float, *, suspend: bool = False) -> None:
-        """Stop it, in the middle of whatever it does: SIGSTOP, or (`suspend`) its whole machine."""
-        begun = self.here
-        self.busy_until = begun + seconds
-        self.stops.append((begun, self.busy_until))
+        """Pause the process from now on, even in the middle of an event.
+
+        :param seconds: length of the pause in true time.
+        :param suspend: suspend the whole machine; else stop only the process, as SIGSTOP does.
+        """
+        begun = self.true_now
+        self.paused_until = begun + seconds
+        self.pauses.append((begun, self.paused_until))
         if suspend:
             self.suspended += seconds
 
-    # -- what it does -----------------------------------------------------------------------------------------
+    # -- work -------------------------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, Any]) -> Callable[[], object]:
-        """Let it do that from now on. Returns what cancels it."""
-        begun: list[asyncio.Task[Any]] = []
-        self._works.append(work)  # kept, or the rubbish collector would end the work of a dead process
-        self.world.at(self.here, self, lambda: begun.append(self.create_task(work)))
-        return lambda: [self.world.at(self.here, self, task.cancel) for task in begun]
+        """Start a coroutine in the process. Returns a function that cancels it."""
+        tasks: list[asyncio.Task[Any]] = []
+        # Keep a reference: garbage collection of a dead process's coroutine would run its `finally` blocks.
+        self._coroutines.append(work)
+        self.world.at(self.true_now, self, lambda: tasks.append(self.create_task(work)))
+        return lambda: [self.world.at(self.true_now, self, task.cancel) for task in tasks]
 
-    def happen(self, handle: Handle) -> None:
-        """Let something happen in it, and all that follows from it at once."""
+    def run_event(self, handle: Handle) -> None:
+        """Run an event in the process, and all callbacks that it schedules with `call_soon`."""
         self.world.running = self
         events._set_running_loop(self)  # type: ignore[arg-type]
         try:
@@ -150,7 +171,7 @@ class Process:
         finally:
             events._set_running_loop(None)
 
-    # -- the event loop that asyncio sees ---------------------------------------------------------------------
+    # -- interface of an asyncio event loop -------------------------------------------------------------------
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
         handle = Handle(self, callback, args)
@@ -158,7 +179,7 @@ class Process:
         return handle
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        timer = self.world.at(self.here + max(0.0, delay) / self.machine.rate, self, callback, *args)
+        timer = self.world.at(self.true_now + max(0.0, delay) / self.machine.rate, self, callback, *args)
         timer.suspended = self.suspended
         return timer
 
@@ -178,36 +199,40 @@ class Process:
         return True
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if "was destroyed but it is pending" not in context["message"]:  # as those of a killed process are
-            self.world.mistakes.append(f"{self.name}: {context['message']}: {context.get('exception')!r}")
+        # asyncio reports the pending tasks of a killed process, which are no errors.
+        if "was destroyed but it is pending" not in context["message"]:
+            self.world.errors.append(f"{self.name}: {context['message']}: {context.get('exception')!r}")
 
 
 @dataclass
 class World:
-    """One history's time, chance and processes.
+    """The time, the random numbers and the processes of one history.
 
-    :ivar running: the process in which something happens just now.
-    :ivar faults: what the adversary has done, by kind.
-    :ivar mistakes: errors that nobody has caught.
-    :ivar stumbles: how likely a process is to be stopped for a while whenever it looks at its clock.
-    :ivar suspends: some of these stops suspend the whole machine.
-    :ivar proxied: some processes reach DynamoDB by a proxy that removes the ``Date`` header from the answers.
-    :ivar drawn: when each unique id was drawn, and thus each stamp made, in true time.
-    :ivar tell: takes a line of the story, when that is wanted.
-    :ivar on_clock: is called whenever a process reads its clock.
+    :ivar seed: seed of the random numbers.
+    :ivar now: true time of the present event, in seconds.
+    :ivar faults: number of injected faults, by the label that reports show.
+    :ivar errors: uncaught errors, and invalid requests; the checker reports each as a violation.
+    :ivar pause_probability: probability of a pause each time that a process reads its clock.
+    :ivar suspends: whether some of these pauses suspend the whole machine.
+    :ivar proxied: whether some processes use a proxy that removes the ``Date`` header from answers.
+    :ivar id_created_at: true time at which each UUID was generated. A stamp is made together with its UUID.
+    :ivar log_line: called with each line of the log of this history; None writes no log.
+    :ivar on_clock: called each time that a process reads its clock.
+    :ivar random: the random number generator.
+    :ivar running: the process whose event runs at present.
     """
 
     seed: int
     assumptions: Assumptions = field(default_factory=Assumptions)
     now: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
-    mistakes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
-    stumbles: float = 0.0
+    pause_probability: float = 0.0
     suspends: bool = False
     proxied: bool = False
-    drawn: dict[str, float] = field(default_factory=dict)
-    tell: Callable[[str], None] | None = None
+    id_created_at: dict[str, float] = field(default_factory=dict)
+    log_line: Callable[[str], None] | None = None
     on_clock: Callable[[World], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -218,29 +243,40 @@ class World:
         self._ids = 0
 
     def machine(self) -> Machine:
-        """A machine whose clocks are as wrong as they may be."""
-        chance, rates = self.random, self.assumptions.rates
+        """Return a machine with random clocks, within the assumptions."""
+        rng, rates = self.random, self.assumptions.rates
         return Machine(
-            rate=chance.choice([1 - rates, 1.0, 1 + rates]),
-            booted=chance.uniform(0, 1e6),
-            # Right, or wrong by anything from a second to years, all magnitudes alike.
-            wall=0.0 if chance.random() < 0.3 else chance.choice([-1, 1]) * 10 ** chance.uniform(0.0, 8.0),
+            rate=rng.choice([1 - rates, 1.0, 1 + rates]),
+            booted=rng.uniform(0, 1e6),
+            # Correct, or wrong by one second to three years; all orders of magnitude are equally likely.
+            wall=0.0 if rng.random() < 0.3 else rng.choice([-1, 1]) * 10 ** rng.uniform(0.0, 8.0),
         )
 
     def process(self, name: str) -> Process:
-        """A new process, on a machine of its own."""
+        """Create a process on a machine of its own."""
         self.processes.append(Process(self, name, self.machine()))
         return self.processes[-1]
 
     def at(self, due: float, process: Process | None, callback: Callable[..., object], *args: Any) -> Handle:
-        """Let that happen then; in that process, if it is alive and not stopped by then."""
+        """Schedule a call.
+
+        :param due: true time of the call.
+        :param process: process in which the call runs. The call is dropped if the process is dead by then,
+            and postponed while it is paused. None runs the call outside all processes.
+        :returns: handle with which the call can be cancelled.
+        """
         handle = Handle(process, callback, args)
         self._count += 1
         heappush(self._queue, (due, self._count, handle))
         return handle
 
     def run(self, until: Callable[[], bool], latest: float) -> bool:
-        """Let things happen until that is so; False if it is not so by the `latest` time."""
+        """Run events in order until a condition holds.
+
+        :param until: the condition, tested after each event.
+        :param latest: true time at which to stop in any case.
+        :returns: whether the condition holds.
+        """
         queue = self._queue
         while queue and queue[0][0] <= latest:
             due, order, handle = heappop(queue)
@@ -255,51 +291,56 @@ class World:
                 handle.suspended = process.suspended
                 heappush(queue, (later, order, handle))
                 continue
-            elif process.busy_until > self.now:
-                heappush(queue, (process.busy_until, order, handle))
+            elif process.paused_until > self.now:
+                heappush(queue, (process.paused_until, order, handle))
                 continue
             else:
-                process.happen(handle)
+                process.run_event(handle)
             if until():
                 return True
         self.now = max(self.now, latest)
         return until()
 
-    def story(self, line: str, who: Process | None = None) -> None:
-        """A line of the story."""
-        if self.tell is not None:
-            at = self.now if who is None else who.here
-            self.tell(f"{at:10.3f}  {'' if who is None else who.name:<14} {line}")
+    def log(self, line: str, process: Process | None = None) -> None:
+        """Log a line with the true time and the name of the process, if this history is logged."""
+        if self.log_line is not None:
+            at, name = (self.now, "") if process is None else (process.true_now, process.name)
+            self.log_line(f"{at:10.3f}  {name:<14} {line}")
 
-    # -- what the clients see of it ---------------------------------------------------------------------------
+    # -- replacements for the clock and the UUIDs of the package ----------------------------------------------
 
     def monotonic(self) -> float:
-        """The boot-time clock of the process that reads it, and may be stopped for a while just before it does."""
+        """Return the boot-time clock of the running process, after a random pause with the probability
+        `pause_probability`."""
         process = self.running
         assert process is not None
-        if self.stumbles and self.random.random() < self.stumbles:
-            self.faults["stopped for a moment"] += 1
+        if self.pause_probability and self.random.random() < self.pause_probability:
+            self.faults["process paused at a clock read"] += 1
             seconds = self.random.choice([0.01, 0.5, 2.0, 5.0, 10.0, 25.0, 40.0])
-            self.story(f"is stopped for {seconds:g} s", process)
+            self.log(f"is paused for {seconds:g} s", process)
             process.pause(seconds, suspend=self.suspends and self.random.random() < 0.3)
         self.on_clock(self)
         return process.boottime()
 
     def wall_ms(self, process: Process) -> float:
-        return (BEGIN + process.here + process.machine.wall) * 1000
+        """Return the wall clock of a process, in epoch milliseconds."""
+        return (BEGIN + process.true_now + process.machine.wall) * 1000
 
     def unique(self) -> str:
-        """An id that nobody else has."""
+        """Return a unique id, in place of `uuid.uuid4`. It names the process, so that logs are readable."""
         assert self.running is not None
         self._ids += 1
         name = f"{self.running.name}#{self._ids}"
-        self.drawn[name] = self.running.here
+        self.id_created_at[name] = self.running.true_now
         self.running.ids.add(name)
         return name
 
     @contextmanager
     def patched(self, term: Callable[..., Any]) -> Iterator[None]:
-        """The package's clocks and chance are this world's; what holders believe is recorded by `term`."""
+        """Patch the package for this history: its clocks, its UUIDs, and `Term`.
+
+        :param term: replaces `Term`; it records until when holders count on their leases.
+        """
 
         def host_ns() -> int:
             assert self.running is not None
@@ -314,4 +355,5 @@ class World:
             enter(patch.object(session, "Term", term))
             yield
         for process in self.processes:
-            process.alive = False  # so that nothing goes on when Python clears them away
+            # Garbage collection of the coroutines must not run any more code of the client.
+            process.alive = False

@@ -135,7 +135,7 @@ def test_several_dead_holders_make_room_for_one_claim(world: World) -> None:
     for name in ("a", "b", "c"):
         Host(world, name).take(capacity=3)
     world.now += LONG_DEAD
-    Host(world, "alive").beat("c")
+    Host(world, "alive").heartbeat("c")
     world.now += 1.0
 
     granted = Host(world, "d").take(slots=2, capacity=3)
@@ -150,7 +150,7 @@ def test_reclaiming_more_than_is_needed_frees_the_rest(world: World) -> None:
     Host(world, "big").take(slots=3, capacity=4)
     Host(world, "small").take(slots=1, capacity=4)
     world.now += LONG_DEAD
-    Host(world, "alive").beat("small")
+    Host(world, "alive").heartbeat("small")
 
     Host(world, "new").take(slots=1, capacity=4)
 
@@ -161,7 +161,7 @@ def test_dead_holders_that_do_not_make_room_enough_are_left_alone(world: World) 
     Host(world, "a").take(slots=2, capacity=3)
     Host(world, "dead").take(capacity=3)
     world.now += LONG_DEAD
-    Host(world, "alive").beat("a")
+    Host(world, "alive").heartbeat("a")
     before = world.item()
 
     assert isinstance(Host(world, "b").take(slots=2, capacity=3), Busy)
@@ -193,7 +193,7 @@ def test_another_capacity_is_an_error_as_long_as_one_holder_lives(world: World) 
     Host(world, "dead").take(capacity=2)
     Host(world, "a").take(capacity=2)
     world.now += LONG_DEAD
-    Host(world, "alive").beat("a")
+    Host(world, "alive").heartbeat("a")
 
     with pytest.raises(CapacityMismatchError):
         Host(world, "b").take(capacity=3)
@@ -204,7 +204,7 @@ def test_a_holder_that_beats_while_it_is_being_reclaimed_keeps_the_lock(world: W
     a.take()
     world.now += LONG_DEAD
     about_to_reclaim = b.start(b.operations.attempting.try_acquire(b.claim(), undo=False)).step()
-    a.beat()
+    a.heartbeat()
 
     assert isinstance(about_to_reclaim.finish(), Busy)
     assert list(world.record().holders) == ["a"]

@@ -49,7 +49,7 @@ def test_a_slow_answer_does_not_put_the_estimate_behind() -> None:
 def test_a_wrong_host_clock_is_put_right_before_anybody_hears_of_the_grant(
     world: World, wrong_by: float
 ) -> None:
-    granted = Host(world, "a", wall_clock_off=wrong_by).take()
+    granted = Host(world, "a", wall_clock_offset=wrong_by).take()
 
     assert isinstance(granted, Granted)
     assert world.actions() == ["UpdateItem", "UpdateItem"]
@@ -67,7 +67,7 @@ def test_a_wrong_host_clock_is_put_right_before_anybody_hears_of_the_grant(
 
 @pytest.mark.parametrize("wrong_by", [-0.9, -0.1, 0.0, 0.1, 0.9])
 def test_a_host_clock_that_is_about_right_costs_no_second_write(world: World, wrong_by: float) -> None:
-    Host(world, "a", wall_clock_off=wrong_by).take()
+    Host(world, "a", wall_clock_offset=wrong_by).take()
 
     assert world.actions() == ["UpdateItem"]
 
@@ -76,7 +76,7 @@ def test_a_wrong_host_clock_does_not_correct_the_token_of_a_lock_that_has_one(wo
     first = Host(world, "a").take()
     Host(world, "a").release()
 
-    second = Host(world, "b", wall_clock_off=-3 * HOURS).take()
+    second = Host(world, "b", wall_clock_offset=-3 * HOURS).take()
 
     assert second.token == world.record().token == first.token + 1
 
@@ -87,7 +87,7 @@ def test_a_token_that_only_looks_like_a_wrong_seed_is_not_lowered(world: World) 
     first = host.take()
     host.release()
     host.clock.note(Reply({}, host.now(), host.now(), server_ms=first.token - 1))
-    world.server_off = lambda: -5.0
+    world.server_clock_offset = lambda: -5.0
 
     second = host.take("again")
 
@@ -96,16 +96,16 @@ def test_a_token_that_only_looks_like_a_wrong_seed_is_not_lowered(world: World) 
 
 
 def test_a_token_seeded_by_a_wrong_clock_is_put_right_after_a_lost_reply_too(world: World) -> None:
-    world.fates.append(LOST_THEN_RETRIED)
+    world.faults.append(LOST_THEN_RETRIED)
 
-    granted = Host(world, "a", wall_clock_off=-30 * DAYS).take()
+    granted = Host(world, "a", wall_clock_offset=-30 * DAYS).take()
 
     assert granted.token == world.record().token == pytest.approx(world.server_ms, abs=1_500)
 
 
 def test_somebody_who_takes_a_wrongly_stamped_holder_for_dead_takes_nothing_away(world: World) -> None:
     """Between the write of a host whose clock is hours behind and its correction, its record looks like a corpse's."""
-    slow = Host(world, "a", wall_clock_off=-3 * HOURS)
+    slow = Host(world, "a", wall_clock_offset=-3 * HOURS)
     about_to_correct = slow.start(slow.operations.attempting.try_acquire(slow.claim(), undo=True)).step()
 
     assert isinstance(Host(world, "b").take(), Granted)
@@ -115,11 +115,11 @@ def test_somebody_who_takes_a_wrongly_stamped_holder_for_dead_takes_nothing_away
 
 
 def test_a_correction_that_others_slots_got_in_the_way_of_is_made_all_the_same(world: World) -> None:
-    slow = Host(world, "a", wall_clock_off=-3 * HOURS)
+    slow = Host(world, "a", wall_clock_offset=-3 * HOURS)
     about_to_correct = slow.start(
         slow.operations.attempting.try_acquire(slow.claim(capacity=2), undo=True)
     ).step()
-    Host(world, "b", wall_clock_off=-3 * HOURS).take(capacity=2)
+    Host(world, "b", wall_clock_offset=-3 * HOURS).take(capacity=2)
 
     granted = about_to_correct.finish()
 
@@ -148,7 +148,7 @@ def test_host_clocks_hours_apart_change_nothing(make_world: Callable[..., World]
     def story(offs: tuple[float, float, float]) -> list[str]:
         world = make_world(dates=dates)
         key = f"{KEY}/{offs}"
-        a, b, c = (Host(world, name, wall_clock_off=off) for name, off in zip("abc", offs, strict=True))
+        a, b, c = (Host(world, name, wall_clock_offset=off) for name, off in zip("abc", offs, strict=True))
         told = []
 
         def note(what: object) -> None:
@@ -209,7 +209,7 @@ def test_a_token_is_larger_than_any_before_the_record_was_deleted(world: World) 
 def test_heartbeats_do_not_use_up_tokens(world: World) -> None:
     host = Host(world, "a")
     granted = host.take()
-    host.beat()
+    host.heartbeat()
     host.enter("pid-1")
     host.leave("pid-1")
 
@@ -224,9 +224,9 @@ WRONG = pytest.mark.parametrize("wrong_by", [-30 * DAYS, -20.0, 20.0, 30 * DAYS]
 
 def _seeds_and_is_gone(world: World, wrong_by: float) -> None:
     """Its write is applied, but it never hears of it."""
-    world.fates.append(LOST)
+    world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
-        Host(world, "gone", wall_clock_off=wrong_by).take(capacity=2)
+        Host(world, "gone", wall_clock_offset=wrong_by).take(capacity=2)
     assert world.record().unverified
 
 
@@ -240,7 +240,7 @@ def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
     if how == "after a break":
         host.run(host.operations.admin.break_(KEY, "gone"))
 
-    granted = host.acquiring(slots=2 if how == "in its place" else 1, capacity=2).finish()
+    granted = host.start_acquire(slots=2 if how == "in its place" else 1, capacity=2).finish()
 
     assert granted.token == world.record().token
     assert -1_500 <= granted.token - world.server_ms <= 12_000
@@ -248,7 +248,7 @@ def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
 
 
 def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -> None:
-    ahead = Host(world, "a", wall_clock_off=30 * DAYS)
+    ahead = Host(world, "a", wall_clock_offset=30 * DAYS)
     about_to_correct = ahead.start(
         ahead.operations.attempting.try_acquire(ahead.claim(capacity=2), undo=True)
     ).step()
@@ -263,7 +263,7 @@ def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -
 def test_a_token_that_somebody_has_heard_is_not_lowered_by_a_server_that_is_behind(world: World) -> None:
     confirmed = Host(world, "a").take(capacity=2)
     assert world.record().unverified
-    world.server_off = lambda: -9.0
+    world.server_clock_offset = lambda: -9.0
 
     granted = Host(world, "b").take(capacity=2)
 
@@ -303,7 +303,7 @@ def test_a_release_by_a_process_without_the_servers_time_vouches_for_nothing(wor
 
 
 def test_an_undo_vouches_for_nothing(world: World) -> None:
-    ahead = Host(world, "a", wall_clock_off=30 * DAYS)
+    ahead = Host(world, "a", wall_clock_offset=30 * DAYS)
     attempt = ahead.start(ahead.operations.attempting.try_acquire(ahead.claim(), undo=True))
     assert isinstance(attempt.effect, Request)
     ahead.send(attempt.effect)
@@ -315,9 +315,9 @@ def test_an_undo_vouches_for_nothing(world: World) -> None:
 
 
 def test_the_end_of_a_predecessor_vouches_for_nothing(world: World) -> None:
-    world.fates.append(LOST)
+    world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
-        Host(world, wall_clock_off=30 * DAYS).take("attempt-1", attempt_of="dag/run/task")
+        Host(world, wall_clock_offset=30 * DAYS).take("attempt-1", attempt_of="dag/run/task")
 
     granted = Host(world).take("attempt-2", attempt_of="dag/run/task")
 
@@ -363,7 +363,7 @@ def test_who_does_not_know_the_servers_time_leaves_the_expiry_as_it_is(world: Wo
     right = world.record().expires_at
 
     def stamp() -> Stamp:
-        return Host(world, "new", wall_clock_off=wrong_by).stamp()
+        return Host(world, "new", wall_clock_offset=wrong_by).stamp()
 
     writes = host.operations.requests.format
     for request in (
@@ -388,7 +388,7 @@ def test_every_write_of_one_who_knows_the_servers_time_pushes_the_expiry_ahead(w
     writes: list[tuple[str, Callable[[], object]]] = [
         ("acquire", lambda: host.take(capacity=2)),
         ("acquire a part", lambda: host.take("b", capacity=2)),
-        ("heartbeat", host.beat),
+        ("heartbeat", host.heartbeat),
         ("enter", lambda: host.enter("pid-1")),
         ("leave", lambda: host.leave("pid-1")),
         ("enter again", lambda: host.enter("pid-1")),
@@ -423,7 +423,7 @@ def test_a_record_kept_alive_for_a_month_never_comes_near_its_expiry(world: Worl
     host.take(lease_ms=int(DAYS * 1000))
     for _ in range(31):
         world.now += DAYS / 2
-        host.beat(lease_ms=int(DAYS * 1000))
+        host.heartbeat(lease_ms=int(DAYS * 1000))
         expires_at = world.record().expires_at
         assert expires_at is not None
         assert expires_at - world.server_ms / 1000 > 7 * DAYS

@@ -151,14 +151,14 @@ def test_an_operation_that_learns_no_time_says_how_old_one_may_be(world: World) 
     world.dates = False  # from now on a proxy removes them
 
     with pytest.raises(LockUnavailableError, match=r"had it within 30 s"):
-        host.beat()
+        host.heartbeat()
 
 
 # -- keep -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_grant_is_put_right_by_a_time_that_is_at_most_ten_seconds_old(world: World) -> None:
-    host = Host(world, "a", wall_clock_off=-3600.0)
+    host = Host(world, "a", wall_clock_offset=-3600.0)
     suspended = iter([0.0, 11.0])  # before the first stamp, and before the second one
 
     def stamp() -> Stamp:
@@ -175,9 +175,9 @@ def overtaken(world: World, operation: Any, host: Host) -> Any:
     """What comes of a write that arrives after another one of the same lease, stamped later."""
     paused = host.start(operation)
     later = Host(world, "later")
-    later.beat("a")  # learns the server's time
+    later.heartbeat("a")  # learns the server's time
     world.now += 5.0
-    assert isinstance(later.beat("a"), Renewed)
+    assert isinstance(later.heartbeat("a"), Renewed)
     world.now -= 5.0
     return paused.finish()
 
@@ -301,7 +301,7 @@ def test_a_set_that_lost_one_of_its_locks_again_releases_the_others_if_it_may(
 
 @pytest.mark.parametrize(("undo", "left"), [(True, []), (False, ["me"])])
 def test_a_set_whose_reply_is_lost_is_released_if_it_may(world: World, undo: bool, left: list[str]) -> None:
-    world.fates.append(LOST)
+    world.faults.append(LOST)
 
     with pytest.raises(LockUnavailableError):
         take_all(Host(world, "me"), "ab", undo=undo)
@@ -324,11 +324,11 @@ def test_a_set_of_slots_has_a_token_of_its_own_whoever_takes_others_meanwhile(wo
 
 
 def test_a_set_that_a_transaction_is_in_the_way_of_is_tried_again_a_few_times(world: World) -> None:
-    world.fates.append(CONFLICT)
+    world.faults.append(CONFLICT)
     assert isinstance(take_all(Host(world, "me"), "ab"), tuple)
 
     world.sent.clear()
-    world.fates.extend([CONFLICT] * 10)
+    world.faults.extend([CONFLICT] * 10)
     with pytest.raises(LockUnavailableError):
         take_all(Host(world, "other"), "cd")
     assert world.actions() == ["TransactWriteItems"] * ROUNDS
@@ -373,7 +373,7 @@ def test_a_newcomer_waits_outside_while_those_inside_get_no_answer(
     host = Host(world, "b")
     host.operations.acquiring.window._size = 0
     waits = (
-        lambda: host.acquiring(timeout=timeout),
+        lambda: host.start_acquire(timeout=timeout),
         lambda: host.start(
             host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=timeout, poll_interval=1.0)
         ),
@@ -388,7 +388,7 @@ def test_who_has_no_time_or_stands_in_the_queue_asks_whoever_else_does(world: Wo
     paused = waiting(host)
     host.operations.acquiring.window._size = 0
     for wait in (
-        host.acquiring("c", timeout=0.0),
+        host.start_acquire("c", timeout=0.0),
         host.start(host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=0.0, poll_interval=1.0)),
     ):
         assert isinstance(wait.effect, Request)
@@ -405,7 +405,7 @@ def test_a_waiter_without_time_asks_once_and_says_how_long_it_waited(world: Worl
     world.sent.clear()
 
     with pytest.raises(LockTimeoutError, match="was not free within 0 s"):
-        host.acquiring(timeout=0.0).finish()
+        host.start_acquire(timeout=0.0).finish()
 
     assert world.actions() == ["UpdateItem"]
     for timeout, text in (
@@ -475,7 +475,7 @@ def test_a_lease_released_by_a_host_whose_clock_is_behind_rests_no_longer_than_w
     world.dates = False
     Host(world, "a").take("lease", min_hold_ms=60_000)
 
-    outcome = Host(world, "b", wall_clock_off=-3600.0).release("lease")
+    outcome = Host(world, "b", wall_clock_offset=-3600.0).release("lease")
 
     assert isinstance(outcome, Released)
     assert world.record().holders["lease"].lease_ms == 60_000
@@ -521,7 +521,7 @@ def test_a_record_with_holders_or_waiters_is_not_forgotten_and_costs_no_write(wo
 def test_a_lease_that_was_broken_by_a_lost_request_counts_as_broken(world: World) -> None:
     host = Host(world, "a")
     host.take()
-    world.fates.extend(["", LOST_THEN_RETRIED])  # the read, and the write
+    world.faults.extend(["", LOST_THEN_RETRIED])  # the read, and the write
 
     broken = host.run(host.operations.admin.break_(KEY, "a"))
 
@@ -542,7 +542,7 @@ def test_a_lease_whose_record_went_while_it_was_broken_counts_as_broken(world: W
     host = Host(world, "a")
     host.take()
     breaking = host.start(host.operations.admin.break_(KEY, "a")).step()
-    world.fates.append(LOST_THEN_RETRIED)
+    world.faults.append(LOST_THEN_RETRIED)
     breaking.step()
     world.delete()
 
@@ -759,7 +759,7 @@ def test_a_waiter_whose_place_was_cleared_away_takes_it_again(world: World, othe
 def test_a_lock_that_is_forgotten_while_a_ticket_is_drawn_is_taken(world: World) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take()
-    paused = host.acquiring().step()  # refused
+    paused = host.start_acquire().step()  # refused
     world.delete()
 
     world.sent.clear()

@@ -114,9 +114,9 @@ def test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock(world: Worl
 # -- processes that see no Date ---------------------------------------------------------------------------------------
 
 
-def undated(world: World, wall_clock_off: float) -> Host:
+def undated(world: World, wall_clock_offset: float) -> Host:
     """A host whose answers have no ``Date``: a proxy strips it."""
-    host = Host(world, "undated", wall_clock_off)
+    host = Host(world, "undated", wall_clock_offset)
 
     def send(request: object) -> object:
         world.dates = False
@@ -183,15 +183,15 @@ def test_forget_without_a_date_goes_by_the_hosts_clock(world: World) -> None:
 # -- a lock that is held for a while --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wall_clock_off", [-3600.0, 3600.0])
+@pytest.mark.parametrize("wall_clock_offset", [-3600.0, 3600.0])
 def test_min_hold_is_kept_by_a_process_whose_first_request_is_the_release(
-    world: World, wall_clock_off: float
+    world: World, wall_clock_offset: float
 ) -> None:
     holder = Host(world, "holder")
     holder.take(min_hold_ms=20_000)
     world.now += 5.0
 
-    outcome = Host(world, "another process", wall_clock_off).release("holder")
+    outcome = Host(world, "another process", wall_clock_offset).release("holder")
 
     assert isinstance(outcome, Released)
     assert outcome.hold_until_ms is not None
@@ -199,15 +199,15 @@ def test_min_hold_is_kept_by_a_process_whose_first_request_is_the_release(
     assert isinstance(Host(world, "other").take(), Busy)
 
 
-@pytest.mark.parametrize("wall_clock_off", [-3600.0, 3600.0])
+@pytest.mark.parametrize("wall_clock_offset", [-3600.0, 3600.0])
 def test_a_first_request_releases_a_lock_that_was_held_long_enough(
-    world: World, wall_clock_off: float
+    world: World, wall_clock_offset: float
 ) -> None:
     Host(world, "holder").take(min_hold_ms=20_000)
     world.now += 22.0
     requests = len(world.sent)
 
-    assert Host(world, "another process", wall_clock_off).release("holder") == Released()
+    assert Host(world, "another process", wall_clock_offset).release("holder") == Released()
 
     assert world.record().holders == {}
     assert len(world.sent) == requests + 2, "it asks for the server's time"
@@ -436,13 +436,13 @@ def seen_to_beat(world: World, after: float) -> Host:
     holder.take()
     other.take()
     world.now += after
-    holder.beat()
+    holder.heartbeat()
     return other
 
 
 def test_a_holder_seen_to_beat_is_not_taken_for_dead_by_a_wrong_date(world: World) -> None:
     other = seen_to_beat(world, after=5.0)
-    world.server_off = lambda: 120.0
+    world.server_clock_offset = lambda: 120.0
 
     assert isinstance(other.take(), Busy)
     world.now += 31.0
@@ -463,6 +463,6 @@ def test_a_holder_whose_answers_have_lost_their_date_does_not_ask_for_ever(world
     world.now += 31.0
 
     with pytest.raises(LockUnavailableError, match="removes the header Date"):
-        holder.beat()
+        holder.heartbeat()
     world.dates = True
-    assert isinstance(holder.beat(), Renewed)
+    assert isinstance(holder.heartbeat(), Renewed)

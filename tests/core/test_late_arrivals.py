@@ -46,7 +46,7 @@ def test_a_sign_of_life_that_newer_ones_have_overtaken_changes_nothing(
     host.take()
     late = sign_of_life(host)
     world.now += 10.0
-    host.beat()
+    host.heartbeat()
     before = world.item()
 
     assert host.send(late).refused
@@ -59,7 +59,7 @@ def test_a_late_heartbeat_does_not_make_a_live_holder_look_dead(world: World, ho
     late = host.operations.requests.format.renew(KEY, "a", 30_000, host.stamp(), Heartbeat())
     for _ in range(2):
         world.now += 20.0
-        host.beat()
+        host.heartbeat()
     host.send(late)
     world.now += 1.0
 
@@ -73,8 +73,8 @@ def test_two_whose_estimates_differ_by_less_than_two_seconds_need_one_request_ea
     other = _behind(world, "b", 1.5)
     world.sent.clear()
 
-    assert isinstance(other.beat("a"), Renewed)
-    assert isinstance(host.beat("a"), Renewed)
+    assert isinstance(other.heartbeat("a"), Renewed)
+    assert isinstance(host.heartbeat("a"), Renewed)
     assert world.actions() == ["UpdateItem"] * 2
 
 
@@ -86,7 +86,7 @@ def test_a_beat_whose_clock_is_behind_the_last_writers_is_written_again_and_coun
     world.now += 5.0
     world.sent.clear()
 
-    renewed = other.beat("a")
+    renewed = other.heartbeat("a")
 
     assert isinstance(renewed, Renewed)
     assert world.actions() == ["UpdateItem"] * 2
@@ -98,10 +98,10 @@ def test_a_beat_whose_clock_is_behind_the_last_writers_is_written_again_and_coun
 
 def test_a_beat_counts_although_the_servers_that_answer_it_stay_behind(world: World, host: Host) -> None:
     host.take()
-    world.server_off = lambda: -8.0
+    world.server_clock_offset = lambda: -8.0
     other = _behind(world, "b", 8.0)
 
-    assert isinstance(other.beat("a"), Renewed)
+    assert isinstance(other.heartbeat("a"), Renewed)
     assert world.record().holders["a"].version == other.stamps[-1].version
 
 
@@ -113,11 +113,11 @@ def test_after_a_process_without_the_servers_time_has_entered_the_next_beat_rest
     assert world.record().holders["a"].renewed_at_ms is None
     world.sent.clear()
 
-    assert isinstance(host.beat(), Renewed)
+    assert isinstance(host.heartbeat(), Renewed)
     assert world.actions() == ["UpdateItem"] * 2
     assert world.record().holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
 
-    assert isinstance(host.beat(), Renewed)
+    assert isinstance(host.heartbeat(), Renewed)
     assert world.actions() == ["UpdateItem"] * 3, "now there is one to compare with again"
 
 
@@ -131,7 +131,7 @@ def test_a_first_write_that_arrives_twice_does_not_bring_its_version_back(world:
     enter = entering.effect
     entering.finish()
     world.now += 5.0
-    process.beat("a", lease_ms=15_000)
+    process.heartbeat("a", lease_ms=15_000)
     before = world.item()
 
     assert process.send(enter).refused
@@ -143,7 +143,7 @@ def test_a_late_heartbeat_does_not_stamp_what_has_no_stamp(world: World, host: H
     host.take()
     late = host.operations.requests.format.renew(KEY, "a", 30_000, host.stamp(), Heartbeat())
     world.now += 20.0
-    host.beat()
+    host.heartbeat()
     _undated(world, "process").enter("pid-1", "a")
     before = world.item()
 
@@ -163,7 +163,7 @@ def test_a_beat_written_again_and_sent_twice_by_the_sdk_is_a_beat(
     beating = host.start(host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat())).step()
     while isinstance(beating.effect, Request) and beating.effect.action == "GetItem":
         beating.step()
-    world.fates.append(LOST_THEN_RETRIED)
+    world.faults.append(LOST_THEN_RETRIED)
 
     renewed = beating.finish()
 
@@ -211,7 +211,7 @@ def _contend(
     long it would have waited for each."""
     while isinstance(beating.effect, Request):
         given.append(beating.effect.within)
-        _undated(world, f"rival-{len(given)}").beat("a")
+        _undated(world, f"rival-{len(given)}").heartbeat("a")
         world.now += answers_take
         beating.step()
 
@@ -304,7 +304,7 @@ def test_a_process_whose_estimate_is_behind_takes_a_lock_just_vacated_with_one_m
         host.take("other", capacity=capacity)
     host.take(capacity=capacity)
     host.release()
-    world.server_off = lambda: -8.0
+    world.server_clock_offset = lambda: -8.0
     behind = _behind(world, "b", 8.0)
     world.sent.clear()
 
@@ -319,9 +319,9 @@ def test_where_no_answer_is_dated_wrong_host_clocks_keep_nobody_from_the_lock(
 ) -> None:
     world = make_world(dates=False, shows_refused=shows_refused)
     hosts = [
-        Host(world, "a", wall_clock_off=ahead),
+        Host(world, "a", wall_clock_offset=ahead),
         Host(world, "b"),
-        Host(world, "c", wall_clock_off=-ahead),
+        Host(world, "c", wall_clock_offset=-ahead),
     ]
     last = 0
     for _ in range(2):
@@ -330,7 +330,7 @@ def test_where_no_answer_is_dated_wrong_host_clocks_keep_nobody_from_the_lock(
             assert isinstance(granted, Granted)
             assert granted.token > last
             last = granted.token
-            host.beat()
+            host.heartbeat()
             host.release()
             world.now += 5.0
 

@@ -80,7 +80,7 @@ def test_a_stale_read_of_a_beating_holder_never_leads_to_a_reclaim(make_world: C
     stale = observer.take().record
     observer.observer.see(stale, _seen(observer.now()))
     world.now += 29.0
-    holder.beat()
+    holder.heartbeat()
     world.now += 2.0
 
     dead = observer.observer.see(stale, _seen(observer.now()))
@@ -210,7 +210,7 @@ def test_processes_that_look_only_once_leave_a_living_holder_alone(world: World)
     for _ in range(60):
         world.now += 29.0
         assert isinstance(Host(world, "sensor").take(), Busy)
-        holder.beat()
+        holder.heartbeat()
 
 
 def test_without_dates_a_newcomer_observes_for_one_lease(make_world: Callable[..., World]) -> None:
@@ -241,9 +241,9 @@ def test_a_holder_whose_beats_fail_has_given_up_before_anybody_takes_over(
     term.renewed(holder.take().stamped_at, LEASE_MS)
     for _ in range(3):
         world.now += 5.0
-        term.renewed(holder.beat().stamped_at, LEASE_MS)
+        term.renewed(holder.heartbeat().stamped_at, LEASE_MS)
 
-    taken = observer.acquiring(poll_interval=0.25).finish()
+    taken = observer.start_acquire(poll_interval=0.25).finish()
 
     assert taken.reclaimed[0].lease_id == "a"
     assert term.remaining() == 0.0

@@ -21,7 +21,7 @@ def world(request: pytest.FixtureRequest, make_world: Callable[..., World]) -> W
 
 def test_an_acquire_that_the_sdk_sent_twice_finds_its_own_lease(world: World) -> None:
     host = Host(world, "a")
-    world.fates.append(LOST_THEN_RETRIED)
+    world.faults.append(LOST_THEN_RETRIED)
 
     granted = host.take()
 
@@ -35,7 +35,7 @@ def test_an_acquire_that_the_sdk_sent_twice_finds_its_own_lease(world: World) ->
 def test_a_lease_found_again_gets_a_token_of_its_own_and_counts_from_then(world: World) -> None:
     """Others may have taken slots since the lost reply: the token of that time cannot be told any more."""
     host, other = Host(world, "a"), Host(world, "b")
-    world.fates.append(LOST)
+    world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
         host.take(capacity=2)
     others = other.take(capacity=2)
@@ -54,7 +54,7 @@ def test_a_lease_found_again_gets_a_token_of_its_own_and_counts_from_then(world:
 @pytest.mark.parametrize("beaten_by", ["nobody", "a reclaim"])
 def test_an_acquire_tried_again_under_the_same_lease_id_is_one_lease(world: World, beaten_by: str) -> None:
     host = Host(world, "a")
-    world.fates.append(LOST)
+    world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
         host.take()
     if beaten_by == "a reclaim":
@@ -73,7 +73,7 @@ def test_a_reclaim_whose_answer_is_lost_is_found_as_well(world: World) -> None:
     reclaiming = host.start(host.operations.attempting.try_acquire(host.claim(), undo=False)).step()
     if isinstance(reclaiming.effect, Request) and reclaiming.effect.action == "GetItem":
         reclaiming.step()
-    world.fates.append(LOST_THEN_RETRIED)
+    world.faults.append(LOST_THEN_RETRIED)
 
     assert isinstance(reclaiming.finish(), Granted)
     assert list(world.record().holders) == ["a"]
@@ -82,29 +82,29 @@ def test_a_reclaim_whose_answer_is_lost_is_found_as_well(world: World) -> None:
 def test_a_heartbeat_that_the_sdk_sent_twice_is_a_heartbeat(world: World) -> None:
     host = Host(world, "a")
     host.take()
-    world.fates.append(LOST_THEN_RETRIED)
+    world.faults.append(LOST_THEN_RETRIED)
 
-    assert isinstance(host.beat(), Renewed)
+    assert isinstance(host.heartbeat(), Renewed)
 
 
 def test_a_heartbeat_whose_answer_is_lost_keeps_the_lease_alive_for_all_others(world: World) -> None:
     host = Host(world, "a")
     host.take()
     world.now += 29.0
-    world.fates.append(LOST)
+    world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
-        host.beat()
+        host.heartbeat()
     world.now += 29.0
 
     assert isinstance(Host(world, "b").take(), Busy)
-    assert isinstance(host.beat(), Renewed)
+    assert isinstance(host.heartbeat(), Renewed)
 
 
 @pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
 def test_a_release_whose_answer_is_lost_is_a_release(world: World, fate: str) -> None:
     host = Host(world, "a")
     host.take(capacity=2)
-    world.fates.append(fate)
+    world.faults.append(fate)
 
     assert host.release() == Released()
     assert world.record().available == 2
@@ -114,7 +114,7 @@ def test_a_release_sent_again_does_not_free_the_successors_lock(world: World) ->
     host = Host(world, "a")
     host.take("first")
     releasing = host.start(host.operations.releasing.release(KEY, "first", 1, 15_000, confirmed=True))
-    world.fates.append(LOST)
+    world.faults.append(LOST)
     releasing.step()
     Host(world, "b").take("second")
 
@@ -125,7 +125,7 @@ def test_a_release_sent_again_does_not_free_the_successors_lock(world: World) ->
 def test_a_release_that_never_arrived_is_not_sent_again_unasked(world: World) -> None:
     host = Host(world, "a")
     host.take()
-    world.fates.append(UNSENT)
+    world.faults.append(UNSENT)
 
     with pytest.raises(LockUnavailableError):
         host.release()
@@ -137,7 +137,7 @@ def test_entering_and_leaving_survive_a_lost_reply(world: World, fate: str) -> N
     host = Host(world, "a")
     host.take()
     for step in (host.enter, host.leave):
-        world.fates.append(fate)
+        world.faults.append(fate)
         if fate == LOST:
             with pytest.raises(LockUnavailableError):
                 step("pid-1")
@@ -150,7 +150,7 @@ def test_entering_and_leaving_survive_a_lost_reply(world: World, fate: str) -> N
 
 def test_an_acquire_of_unknown_fate_is_undone_when_its_caller_gives_up(world: World) -> None:
     host = Host(world, "a")
-    world.fates.append(LOST)
+    world.faults.append(LOST)
 
     with pytest.raises(LockUnavailableError):
         host.take(undo=True)
@@ -185,7 +185,7 @@ def test_the_undo_of_an_acquire_is_not_waited_for_without_end(world: World) -> N
 
 
 def test_an_acquire_that_never_arrived_needs_no_undo(world: World) -> None:
-    world.fates.append(UNSENT)
+    world.faults.append(UNSENT)
 
     with pytest.raises(LockUnavailableError):
         Host(world, "a").take(undo=True)
@@ -195,9 +195,9 @@ def test_an_acquire_that_never_arrived_needs_no_undo(world: World) -> None:
 def test_a_lease_id_that_another_process_may_be_using_is_never_undone(world: World) -> None:
     host, twin = Host(world, "a"), Host(world, "b")
     twin.take("ti.id")
-    world.fates.append(LOST_THEN_RETRIED)
+    world.faults.append(LOST_THEN_RETRIED)
     host.take("ti.id")
-    world.fates.append(LOST)
+    world.faults.append(LOST)
 
     with pytest.raises(LockUnavailableError):
         host.take("ti.id", undo=False)
@@ -206,7 +206,7 @@ def test_a_lease_id_that_another_process_may_be_using_is_never_undone(world: Wor
 
 
 def test_a_failing_undo_does_not_hide_why_the_acquire_failed(world: World) -> None:
-    world.fates.extend([LOST, UNSENT])
+    world.faults.extend([LOST, UNSENT])
 
     with pytest.raises(LockUnavailableError, match="connection to DynamoDB broke"):
         Host(world, "a").take(undo=True)
@@ -217,9 +217,9 @@ def test_a_failing_undo_does_not_hide_why_the_acquire_failed(world: World) -> No
 
 def test_a_waiting_acquire_goes_on_after_a_lost_reply_and_its_own_lease_never_blocks_it(world: World) -> None:
     host = Host(world, "a")
-    world.fates.extend([LOST, UNSENT, LOST, LOST])
+    world.faults.extend([LOST, UNSENT, LOST, LOST])
 
-    granted = host.acquiring().finish()
+    granted = host.start_acquire().finish()
 
     assert isinstance(granted, Granted)
     assert list(world.record().holders) == [granted.claim.lease_id]
@@ -230,8 +230,8 @@ def test_a_waiting_acquire_goes_on_after_a_lost_reply_and_its_own_lease_never_bl
 def test_an_undo_that_arrives_late_does_not_take_away_what_the_next_try_was_granted(world: World) -> None:
     """The first try's answer is lost, and what should undo it is stuck on its way until after the second try."""
     host = Host(world, "a")
-    attempt = host.acquiring()
-    world.fates.append(LOST)
+    attempt = host.start_acquire()
+    world.faults.append(LOST)
     undo = attempt.step().effect
     assert isinstance(undo, Request)
     attempt.interrupt(LockUnavailableError("not answered in time", maybe_applied=True))
@@ -245,9 +245,9 @@ def test_an_undo_that_arrives_late_does_not_take_away_what_the_next_try_was_gran
 
 def test_a_lease_id_given_by_the_caller_stays_the_same_through_all_tries(world: World) -> None:
     host = Host(world, "a")
-    world.fates.extend([UNSENT, LOST, UNSENT])
+    world.faults.extend([UNSENT, LOST, UNSENT])
 
-    granted = host.acquiring(undo=False).finish()
+    granted = host.start_acquire(undo=False).finish()
 
     assert granted.claim.lease_id == "a"
     assert list(world.record().holders) == ["a"]
@@ -255,10 +255,10 @@ def test_a_lease_id_given_by_the_caller_stays_the_same_through_all_tries(world: 
 
 def test_an_acquire_that_never_reaches_dynamodb_says_so_in_the_end(world: World) -> None:
     host = Host(world, "a")
-    world.fates.extend([UNSENT] * 100)
+    world.faults.extend([UNSENT] * 100)
 
     with pytest.raises(LockUnavailableError):
-        host.acquiring(timeout=10.0).finish()
+        host.start_acquire(timeout=10.0).finish()
     assert world.now <= 10.0
 
 
@@ -297,7 +297,7 @@ def test_every_request_of_an_acquire_has_the_time_that_is_left_but_never_too_lit
     host = Host(world, "a")
 
     with pytest.raises(LockTimeoutError):
-        host.acquiring(timeout=5.0).finish()
+        host.start_acquire(timeout=5.0).finish()
 
     given = [request.within for request in world.sent if request.within is not None]
     assert given[0] == 5.0
@@ -311,7 +311,7 @@ def test_waiting_for_room_goes_on_after_a_failed_look(world: World) -> None:
         host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=None, poll_interval=1.0)
     )
     waiting.step().step()
-    world.fates.append(UNSENT)
+    world.faults.append(UNSENT)
     waiting.step()
     Host(world, "other").release()
 
@@ -323,7 +323,7 @@ def test_waiting_for_room_goes_on_after_a_failed_look(world: World) -> None:
 
 def test_waiting_for_room_that_never_reaches_dynamodb_says_so_in_the_end(world: World) -> None:
     host = Host(world, "a")
-    world.fates.extend([UNSENT] * 100)
+    world.faults.extend([UNSENT] * 100)
 
     with pytest.raises(LockUnavailableError):
         host.run(host.operations.acquiring.wait(KEY, 1, now=host.now(), timeout=3.0, poll_interval=1.0))

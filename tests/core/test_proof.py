@@ -48,7 +48,7 @@ def test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused(world: World)
     for name in ("dead", "alive"):
         Host(world, name).take(capacity=2)
     world.now += 45.0
-    Host(world, "alive").beat()
+    Host(world, "alive").heartbeat()
     late = Host(world, "second").start(
         Host(world, "second").operations.attempting.try_acquire(
             Host(world, "second").claim("ti", capacity=2), undo=False

@@ -18,7 +18,7 @@ from proof.simulator.stepped import KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT,
 
 def waiting(host: Host, *, timeout: float | None = None, undo: bool = True, **claim: Any) -> Paused[Granted]:
     """Somebody who wants the lock, has found it taken, and stands in line by now."""
-    return until_waiting(host.acquiring(timeout=timeout, undo=undo, **claim))
+    return until_waiting(host.start_acquire(timeout=timeout, undo=undo, **claim))
 
 
 def until_waiting(paused: Paused[T]) -> Paused[T]:
@@ -271,7 +271,7 @@ def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> N
     holder.release()
     one.step()
     one.until("DeleteItem")
-    world.fates.append(UNSENT)
+    world.faults.append(UNSENT)
     assert one.finish()
     first.release()
     assert owners(world) == ["first"], "nobody has cleared it away"
@@ -287,9 +287,9 @@ def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> N
 def test_a_place_that_may_still_be_taken_late_is_cleared_away_for_as_long(world: World, fate: str) -> None:
     holder, first = Host(world, "holder"), Host(world, "first")
     holder.take()
-    one = first.acquiring().until("PutItem")
+    one = first.start_acquire().until("PutItem")
     put = one.request
-    world.fates.append(fate)
+    world.faults.append(fate)
     until_waiting(one)
     with pytest.raises(CancelledError):
         one.interrupt(CancelledError())
@@ -319,9 +319,9 @@ def test_a_place_that_is_left_to_another_process_and_taken_late_is_a_dead_ones(w
     for key in (KEY, "other"):
         holder.take(key=key, lease_ms=3_600_000)
     waiting(first, key="other", undo=False)  # so that its process goes on showing that it lives
-    one = first.acquiring("ti-1", undo=False).until("PutItem")
+    one = first.start_acquire("ti-1", undo=False).until("PutItem")
     put = one.request.params
-    world.fates.append(LOST)
+    world.faults.append(LOST)
     one.step()
     place = {name: put["Item"][name] for name in ("key", "entry")}
     world.client.delete_item(TableName=TABLE, Key=place)
@@ -361,7 +361,7 @@ def test_a_line_that_cannot_be_left_is_left_to_others_some_day(world: World) -> 
     one = waiting(first)
     with pytest.raises(CancelledError):
         one.interrupt(CancelledError())
-    world.fates.extend([UNSENT] * 10_000)
+    world.faults.extend([UNSENT] * 10_000)
 
     first.start(first.presence.maintain()).finish()
 
@@ -376,7 +376,7 @@ def test_who_draws_a_number_does_not_put_another_behind_him_who_is_more_urgent(w
     waits = waiting(holder)
     before.release()
     assert woken(waits)
-    waits = slow.acquiring()
+    waits = slow.start_acquire()
     while not (isinstance(waits.effect, Request) and "SET #last_ticket" in str(waits.effect.params)):
         waits.step()
     for host, priority in ((usual, 0), (urgent, 5)):
@@ -415,7 +415,7 @@ def test_who_leaves_the_look_at_the_line_to_another_looks_himself_if_that_fails(
     holder, triggerer = Host(world, "holder"), Host(world, "triggerer")
     holder.take(lease_ms=3_600_000)
 
-    one, two = (triggerer.acquiring(lease_id, undo=False) for lease_id in ("ti-1", "ti-2"))
+    one, two = (triggerer.start_acquire(lease_id, undo=False) for lease_id in ("ti-1", "ti-2"))
     one.until("Query")
     while not isinstance(two.effect, Sleep):
         two.step()

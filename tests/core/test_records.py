@@ -124,7 +124,7 @@ def test_no_write_of_a_holder_makes_a_damaged_record_worse(
     """They find that there is no such lease, or that the record is damaged, and change nothing."""
     world.store(**{name: encode(value) for name, value in values.items()})
     for write in (
-        host.beat,
+        host.heartbeat,
         host.release,
         lambda lease: host.enter("pid", lease),
         lambda lease: host.leave("pid", lease),

@@ -176,7 +176,7 @@ def test_after_a_process_is_killed_inside_the_lock_is_free_a_grace_after_its_las
     host.enter("pid-1")  # its first and last beat
     host.release(grace_ms=15_000)
 
-    granted = waiter.acquiring().finish()
+    granted = waiter.start_acquire().finish()
 
     assert granted.reclaimed[0].lease_id == "a"
     assert 15.0 <= world.now <= 17.0
@@ -189,7 +189,7 @@ def test_a_process_that_was_killed_long_ago_delays_the_next_by_no_more_than_a_gr
     host.enter("killed")
     for _ in range(100):
         world.now += 10.0
-        host.beat()  # the keeper's
+        host.heartbeat()  # the keeper's
     assert isinstance(host.release(), Draining)
     other = Host(world, "other")
     assert isinstance(other.take(), Busy)
@@ -210,7 +210,7 @@ def test_while_a_process_inside_an_ending_lease_beats_nobody_gets_the_lock(
 
     for _ in range(20):
         world.now += 5
-        host.beat(lease_ms=15_000)
+        host.heartbeat(lease_ms=15_000)
         assert isinstance(waiter.take(), Busy)
     host.leave("pid-1")
 
@@ -233,7 +233,7 @@ def test_a_transaction_in_the_way_is_waited_for(world: World, host: Host, what: 
         host.enter("pid-1")
     write = _write(host, what)
     # The two begin with a release that is refused.
-    world.fates.extend([*([""] if what in ("rest", "abandon") else []), CONFLICT, CONFLICT])
+    world.faults.extend([*([""] if what in ("rest", "abandon") else []), CONFLICT, CONFLICT])
     begun = world.now
 
     outcome = write()
@@ -242,7 +242,7 @@ def test_a_transaction_in_the_way_is_waited_for(world: World, host: Host, what: 
         what, "Renewed"
     )
     assert 0 < world.now - begun < 1
-    assert not world.fates
+    assert not world.faults
 
 
 @pytest.mark.parametrize("what", ["enter", "release", "leave"])
@@ -250,7 +250,7 @@ def test_a_transaction_that_stays_in_the_way_is_an_error(world: World, host: Hos
     host.take()
     host.enter("pid-1")
     write = _write(host, what)
-    world.fates.extend([CONFLICT] * 100)
+    world.faults.extend([CONFLICT] * 100)
 
     with pytest.raises(LockConflictError):
         write()
@@ -264,7 +264,7 @@ def test_what_never_arrived_is_not_sent_again_by_itself(world: World, host: Host
     host.enter("pid-1")
     world.sent.clear()
     write = _write(host, what)
-    world.fates.append(UNSENT)
+    world.faults.append(UNSENT)
 
     with pytest.raises(LockUnavailableError):
         write()
@@ -296,7 +296,7 @@ def test_a_broken_holder_learns_of_it_with_its_next_beat(world: World, host: Hos
     host.take()
     host.run(host.operations.admin.break_(KEY, "a"))
 
-    assert isinstance(host.beat(), Lost)
+    assert isinstance(host.heartbeat(), Lost)
 
 
 def test_to_break_what_nobody_holds_is_an_error_that_names_who_holds_the_lock(
@@ -327,7 +327,7 @@ def test_a_lease_released_just_before_it_is_broken_was_not_broken(world: World, 
 def test_a_break_that_the_sdk_sent_twice_is_a_break(world: World, host: Host) -> None:
     host.take()
     about_to_break = host.start(host.operations.admin.break_(KEY, "a")).step()
-    world.fates.append(LOST_THEN_RETRIED)
+    world.faults.append(LOST_THEN_RETRIED)
 
     assert isinstance(about_to_break.finish(), Broken)
     assert world.record().available == 1
@@ -348,7 +348,7 @@ def release(world: World, host: Host, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 def test_the_impatient_are_told_at_once(world: World, release: Callable[..., Any]) -> None:
     for fate, failure in ((UNSENT, LockUnavailableError), (DENIED, LockAccessError)):
-        world.fates.append(fate)
+        world.faults.append(fate)
         with pytest.raises(failure):
             release(0)
     assert world.now == 0.0
@@ -356,14 +356,14 @@ def test_the_impatient_are_told_at_once(world: World, release: Callable[..., Any
 
 
 def test_patience_has_an_end_where_it_was_given_one(world: World, release: Callable[..., Any]) -> None:
-    world.fates.extend([UNSENT] * 1000)
+    world.faults.extend([UNSENT] * 1000)
     with pytest.raises(LockUnavailableError):
         release(5)
     assert world.now == 5.0
 
 
 def test_a_patient_release_waits_without_end_for_dynamodb(world: World, release: Callable[..., Any]) -> None:
-    world.fates.extend([UNSENT] * 500)
+    world.faults.extend([UNSENT] * 500)
 
     assert release(None) == Released()
     assert world.now == 500.0
@@ -373,7 +373,7 @@ def test_a_patient_release_waits_without_end_for_dynamodb(world: World, release:
 def test_a_patient_release_that_was_applied_unheard_is_a_release(
     world: World, release: Callable[..., Any]
 ) -> None:
-    world.fates.extend([LOST, LOST, UNSENT, DENIED])
+    world.faults.extend([LOST, LOST, UNSENT, DENIED])
 
     assert release(None) == Released()
 
@@ -381,7 +381,7 @@ def test_a_patient_release_that_was_applied_unheard_is_a_release(
 def test_a_patient_release_outlasts_credentials_that_expired(
     world: World, release: Callable[..., Any]
 ) -> None:
-    world.fates.extend([DENIED] * 29)
+    world.faults.extend([DENIED] * 29)
 
     assert release(None) == Released()
 
@@ -389,7 +389,7 @@ def test_a_patient_release_outlasts_credentials_that_expired(
 def test_a_patient_release_that_is_denied_for_a_lease_says_so(
     world: World, release: Callable[..., Any]
 ) -> None:
-    world.fates.extend([DENIED] * 1000)
+    world.faults.extend([DENIED] * 1000)
 
     with pytest.raises(LockAccessError):
         release(None)
@@ -399,7 +399,7 @@ def test_a_patient_release_that_is_denied_for_a_lease_says_so(
 def test_a_lease_of_denials_counts_from_the_first_of_them_in_a_row(
     world: World, release: Callable[..., Any]
 ) -> None:
-    world.fates.extend([UNSENT] * 100 + [DENIED] * 20 + [UNSENT] + [DENIED] * 20)
+    world.faults.extend([UNSENT] * 100 + [DENIED] * 20 + [UNSENT] + [DENIED] * 20)
 
     assert release(None) == Released()
     assert world.now == 141.0

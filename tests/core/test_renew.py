@@ -26,7 +26,7 @@ def test_a_heartbeat_is_one_write_that_changes_the_version_and_the_time(world: W
     world.sent.clear()
     world.now += 5
 
-    renewed = host.beat()
+    renewed = host.heartbeat()
 
     assert isinstance(renewed, Renewed)
     assert world.actions() == ["UpdateItem"]
@@ -42,7 +42,7 @@ def test_every_heartbeat_has_a_version_of_its_own_even_one_sent_again(world: Wor
     host.take()
     versions = {world.record().holders["a"].version}
     for _ in range(5):
-        host.beat()
+        host.heartbeat()
         versions.add(world.record().holders["a"].version)
 
     assert len(versions) == 6
@@ -54,11 +54,11 @@ def test_a_process_asks_for_the_servers_time_before_its_first_heartbeat(world: W
     world.sent.clear()
     host = Host(world, "a")
 
-    host.beat()
+    host.heartbeat()
     assert world.actions() == ["GetItem", "UpdateItem"]
     assert world.record().holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
 
-    host.beat()
+    host.heartbeat()
     assert world.actions() == ["GetItem", "UpdateItem", "UpdateItem"]
 
 
@@ -81,7 +81,7 @@ def test_a_heartbeat_of_a_lease_that_is_not_among_the_holders_says_so_and_change
     host.take("other")
     before = world.item()
 
-    lost = host.beat("mine")
+    lost = host.heartbeat("mine")
 
     assert isinstance(lost, Lost)
     assert lost.record is not None
@@ -91,7 +91,7 @@ def test_a_heartbeat_of_a_lease_that_is_not_among_the_holders_says_so_and_change
 
 
 def test_a_heartbeat_never_makes_a_record(world: World, host: Host) -> None:
-    assert host.beat("mine") == Lost(None)
+    assert host.heartbeat("mine") == Lost(None)
     assert world.item() is None
 
 
@@ -239,9 +239,9 @@ def test_a_failed_heartbeat_is_tried_again_and_a_recovered_network_resumes_them(
 ) -> None:
     term = _held(host)
     beats = _keep_alive(host, term)
-    world.fates.extend([UNSENT] * 15)
+    world.faults.extend([UNSENT] * 15)
 
-    while world.fates:
+    while world.faults:
         beats.step()
     assert 0 < term.remaining() < 10, "not renewed meanwhile"
     beats.step().step()
@@ -253,7 +253,7 @@ def test_a_failed_heartbeat_is_tried_again_and_a_recovered_network_resumes_them(
 def test_a_heartbeat_whose_answer_is_lost_is_sent_again_within_a_second(world: World, host: Host) -> None:
     term = _held(host)
     beats = _keep_alive(host, term)
-    world.fates.append(LOST)
+    world.faults.append(LOST)
 
     beats.step().step().step().step()
 
@@ -263,7 +263,7 @@ def test_a_heartbeat_whose_answer_is_lost_is_sent_again_within_a_second(world: W
 
 def test_without_any_answer_the_holder_gives_up_at_its_own_deadline(world: World, host: Host) -> None:
     term = _held(host)
-    world.fates.extend([UNSENT] * 1000)
+    world.faults.extend([UNSENT] * 1000)
 
     _keep_alive(host, term).finish()
 
@@ -358,8 +358,8 @@ def test_a_keeper_goes_on_after_a_failure_of_any_length(world: World, host: Host
     """It relies on nothing itself: as long as the record shows the lease, somebody may be working under it."""
     host.take()
     keeping = _keep(host)
-    world.fates.extend([UNSENT, LOST] * 50)
-    while world.fates:
+    world.faults.extend([UNSENT, LOST] * 50)
+    while world.faults:
         keeping.step()
     version = world.record().holders["a"].version
 
@@ -373,8 +373,8 @@ def test_a_keeper_that_is_denied_goes_on_for_a_lease(world: World, host: Host) -
     """Credentials expire, and are replaced."""
     host.take()
     keeping = _keep(host)
-    world.fates.extend([DENIED] * 29)
-    while world.fates:
+    world.faults.extend([DENIED] * 29)
+    while world.faults:
         keeping.step()
     version = world.record().holders["a"].version
 
@@ -387,7 +387,7 @@ def test_a_keeper_that_is_denied_goes_on_for_a_lease(world: World, host: Host) -
 def test_a_keeper_that_is_denied_for_longer_says_so(world: World, host: Host) -> None:
     host.take()
     keeping = _keep(host)
-    world.fates.extend([DENIED] * 1000)
+    world.faults.extend([DENIED] * 1000)
 
     with pytest.raises(LockAccessError):
         keeping.finish()
@@ -399,8 +399,8 @@ def test_a_keeper_that_is_denied_now_and_then_goes_on_without_end(world: World, 
     host.take()
     keeping = _keep(host)
     for _ in range(5):
-        world.fates.extend([DENIED] * 20)
-        while world.fates:
+        world.faults.extend([DENIED] * 20)
+        while world.faults:
             keeping.step()
         keeping.step().step().step()
     assert keeping.effect is not None

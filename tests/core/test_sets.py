@@ -119,7 +119,7 @@ def test_one_in_use_with_another_capacity_is_an_error_and_none_is_taken(world: W
 @pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
 def test_an_answer_that_is_lost_loses_nothing(world: World, fate: str) -> None:
     me = Host(world, "me")
-    world.fates.append(fate)
+    world.faults.append(fate)
     try:
         granted = take_all(me, "ab")
     except Exception:
@@ -130,7 +130,7 @@ def test_an_answer_that_is_lost_loses_nothing(world: World, fate: str) -> None:
 
 
 def test_a_caller_that_gives_up_undoes_what_may_have_been_taken(world: World) -> None:
-    world.fates.append(LOST)
+    world.faults.append(LOST)
     with pytest.raises(Exception, match="broke"):
         take_all(Host(world, "me"), "ab", undo=True)
     assert holders(world, "ab") == {"a": [], "b": []}
@@ -216,7 +216,7 @@ def test_who_is_cut_off_while_it_leaves_leaves_all_lines_later(world: World) -> 
     assert places["a"] == places["b"], "the same number was drawn in both"
     world.now += 6.0
     waits.until("TransactWriteItems")
-    world.fates.append(UNSENT)
+    world.faults.append(UNSENT)
     with pytest.raises(LockTimeoutError):
         waits.finish()
 
@@ -304,7 +304,7 @@ def test_a_heartbeat_of_a_set_keeps_all_of_them_alive(world: World) -> None:
 def test_a_release_whose_answer_is_lost_is_one(world: World, fate: str) -> None:
     me = Host(world, "me")
     take_all(me, "ab")
-    world.fates.append(fate)
+    world.faults.append(fate)
 
     assert release_all(me, "ab") == [Released()] * 2
     assert holders(world, "ab") == {"a": [], "b": []}

@@ -19,8 +19,8 @@ from proof.simulator.stepped import KEY, TABLE, Host, World
 OPERATIONS: dict[str, Callable[[Host], Any]] = {
     "acquire": lambda host: host.take(),
     "acquire slots": lambda host: host.take(capacity=3),
-    "wait": lambda host: host.acquiring(timeout=5.0).finish(),
-    "heartbeat": lambda host: host.beat("newer"),
+    "wait": lambda host: host.start_acquire(timeout=5.0).finish(),
+    "heartbeat": lambda host: host.heartbeat("newer"),
     "enter": lambda host: host.enter("pid-1", "newer"),
     "leave": lambda host: host.leave("pid-1", "newer"),
     "release": lambda host: host.release("newer"),
@@ -59,7 +59,7 @@ def version_of(world: World) -> str:
 
 def test_each_record_and_each_entry_says_its_version(world: World) -> None:
     Host(world, "holder").take()
-    Host(world, "waiter").acquiring(timeout=60.0).until("PutItem").step()
+    Host(world, "waiter").start_acquire(timeout=60.0).until("PutItem").step()
 
     items = world.client.query(**NativeFormat(TABLE).read_queue(KEY, None, None).params)["Items"]
     assert [item["format_version"] for item in items] == [{"N": "1"}, {"N": "1"}]
@@ -83,7 +83,7 @@ def test_a_write_that_was_built_before_the_upgrade_is_refused_after_it(world: Wo
     older, newer = Host(world, "older"), Host(world, "newer")
     Host(world, "earlier").take("earlier")
     Host(world, "earlier").release("earlier")
-    acquiring = older.acquiring(timeout=0.0)
+    acquiring = older.start_acquire(timeout=0.0)
     with release_that_writes_the_next():
         newer.take()
         newer.release()
@@ -102,7 +102,7 @@ def test_deployments_take_turns_while_one_has_the_release_that_reads_the_next_ve
         with first_release():
             assert isinstance(other.take(), Busy)
         with release_that_reads_the_next():
-            assert isinstance(upgraded.beat(), Renewed)
+            assert isinstance(upgraded.heartbeat(), Renewed)
             assert upgraded.release() == Released()
         with first_release():
             assert isinstance(other.take(), Granted)
@@ -153,7 +153,7 @@ def test_an_attribute_of_a_later_release_is_left_alone(world: World) -> None:
     host.take()
     world.store(**(world.item() or {}) | {"colour": {"S": "red"}})
 
-    host.beat()
+    host.heartbeat()
     host.release()
     host.take()
 
