@@ -77,11 +77,12 @@ def test_a_broken_assumption_is_found_out(broken: Assumptions, first: int) -> No
     assert next(found, None) is not None
 
 
-def test_a_history_is_played_again_exactly() -> None:
+@pytest.mark.parametrize("seed", ["11", "73"])
+def test_a_history_is_played_again_exactly(seed: str) -> None:
     """Whatever else differs between two processes of Python, such as the order of what is in a set."""
     stories = {
         subprocess.run(
-            [sys.executable, "-m", "proof.simulator", "--seed", "11"],
+            [sys.executable, "-m", "proof.simulator", "--seed", seed],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             check=True,
@@ -90,4 +91,4 @@ def test_a_history_is_played_again_exactly() -> None:
         for hash_seed in ("1", "2", "3")
     }
     assert len(stories) == 1
-    assert "holds a as" in stories.pop()
+    assert " as " in stories.pop()

@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from proof.simulator.dynamodb import Table
-from proof.simulator.network import TABLE, Network, Sdk, Weather
+from proof.simulator.network import TABLE, FaultRates, Network, Sdk
 from proof.simulator.world import Process, World
 
 BOTH = ("lock", "waiter/1")
@@ -20,12 +20,12 @@ class Scene:
     :ivar applied: the entries that were written, in their order.
     """
 
-    def __init__(self, weather: Weather | None = None, seed: int = 1) -> None:
+    def __init__(self, fault_rates: FaultRates | None = None, seed: int = 1) -> None:
         self.world, self.applied = World(seed), list[str]()
         self.network = Network(
-            self.world, Table(remembers=3.0), self._applied, dates=True, shows_refused=True, apart=0.0
+            self.world, Table(max_staleness=3.0), self._applied, dates=True, shows_refused=True, apart=0.0
         )
-        self.network.weather = weather or Weather()
+        self.network.fault_rates = fault_rates or FaultRates()
 
     def _applied(self, process: Process, params: Any, before: Any, after: Any) -> None:
         self.applied.append(params["Key"]["entry"]["S"])
@@ -56,8 +56,8 @@ class Scene:
 
 
 def test_a_transaction_is_carried_out_once_however_often_it_arrives() -> None:
-    for weather in (Weather(late=1.0), Weather(answer_lost=1.0)):
-        scene = Scene(weather)
+    for fault_rates in (FaultRates(late=1.0), FaultRates(answer_lost=1.0)):
+        scene = Scene(fault_rates)
         assert isinstance(scene.after(count_up), ReadTimeoutError)
         assert scene.world.faults["request retried by the SDK"] == 1
         assert scene.counts() == [1, 1]
@@ -65,7 +65,7 @@ def test_a_transaction_is_carried_out_once_however_often_it_arrives() -> None:
 
 
 def test_a_transaction_that_the_sdk_sends_again_has_succeeded() -> None:
-    scene = Scene(Weather(answer_lost=0.5), seed=4)
+    scene = Scene(FaultRates(answer_lost=0.5), seed=4)
     output = scene.after(count_up)
     assert output["ResponseMetadata"]["RetryAttempts"] == 1
     assert scene.counts() == [1, 1]
@@ -94,7 +94,7 @@ def test_in_a_conflict_nothing_is_written() -> None:
     scene = Scene()
     assert "ResponseMetadata" in scene.after(count_up)
     assert "ResponseMetadata" in scene.after(lambda sdk: sdk.update_item(**_up("alone")))
-    scene.network.weather = Weather(conflicted=1.0)
+    scene.network.fault_rates = FaultRates(conflicted=1.0)
 
     conflict = scene.after(count_up)
     assert conflict.response["Error"]["Code"] == "TransactionCanceledException"
@@ -111,7 +111,7 @@ def test_in_a_conflict_nothing_is_written() -> None:
 def test_one_that_was_carried_out_is_in_no_conflict_when_it_arrives_again() -> None:
     scene = Scene()
     scene.after(lambda sdk: count_up(sdk, token="mine"))
-    scene.network.weather = Weather(conflicted=1.0)
+    scene.network.fault_rates = FaultRates(conflicted=1.0)
     assert "ResponseMetadata" in scene.after(lambda sdk: count_up(sdk, token="mine"))
     assert scene.counts() == [1, 1]
 
@@ -119,7 +119,7 @@ def test_one_that_was_carried_out_is_in_no_conflict_when_it_arrives_again() -> N
 def test_a_consistent_query_may_show_half_a_transaction_but_nothing_from_before_it_was_sent() -> None:
     def seen(seed: int) -> tuple[int, ...]:
         """By a query that is under way while both are counted up from 1."""
-        scene = Scene(Weather(slow=0.5), seed)
+        scene = Scene(FaultRates(slow=0.5), seed)
         once = scene.do(count_up)
         scene.world.run(lambda: bool(once), 10.0)
         scene.do(count_up)

@@ -137,7 +137,7 @@ class Poller:
         """Read the locks and wake waiters, while there are any waiters or listeners."""
         while self:
             wanted, consistent = yield from self._next()
-            for request in self.format.batch_get(wanted, consistent=consistent):
+            for request in self.format.batch_get(sorted(wanted), consistent=consistent):
                 keys = self.format.asked_for(request)
                 try:
                     reply: Reply = yield request
@@ -154,7 +154,7 @@ class Poller:
                 }
                 unprocessed = self.format.unprocessed_keys(reply.output)
                 self._read_soon(unprocessed)
-                for key in keys - unprocessed:
+                for key in sorted(keys - unprocessed):
                     self._notify(key, records.get(key), reply)
                     yield from self._report_changes(key, records.get(key))
             yield from self._report_again()
