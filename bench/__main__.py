@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.environments import ROOT
-from demo.ctrl_c import leaving_on_ctrl_c
+from deployments.ctrl_c import leaving_on_ctrl_c
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 MOTO, LOCAL = "moto", "dynamodb-local"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from demo.ctrl_c import leaving_on_ctrl_c
+from deployments.ctrl_c import leaving_on_ctrl_c
 
 if __name__ == "__main__":
     with leaving_on_ctrl_c():

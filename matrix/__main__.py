@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rich.console import Console
 
-from demo.ctrl_c import leaving_on_ctrl_c
+from deployments.ctrl_c import leaving_on_ctrl_c
 from matrix.releases import ENVIRONMENTS, ROOT, SHORT, Environment, MatrixError, chosen
 from matrix.table import Report, as_table, write_page
 

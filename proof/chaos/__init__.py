@@ -1,17 +1,21 @@
-"""Real disasters: real processes of this package on real engines, killed at any moment, in a network that fails.
+"""Chaos: real processes use locks on real engines, while processes are killed and the network fails.
 
     python -m proof.chaos --minutes 10 --seed 7
 
-| | |
+A *disaster* is a fault that a run injects. A run ends with a time without disasters, in which every process
+must still acquire its lock.
+
+| module | content |
 |---|---|
-| `settings` | the cast: who plays what on which lock, and the times |
-| `actors` | what each process does, and writes into its log |
-| `nursery` | starts, stops and kills them, and leaves none behind |
-| `disasters` | what goes wrong when, from one seed |
-| `arena` | engine, network and processes of one run, and what happens to them |
-| `groups` | takes a group's processes through its runs, as Airflow does |
-| `records` | what the lock records looked like, as seen on the wire |
-| `evidence` | the logs, put together: who believed what, and until when |
-| `checker` | what must never be, looked for in the evidence |
-| `report` | the figures |
+| `settings` | the roles of the processes, the locks, and the times |
+| `actors` | the programs of the processes, and what they log |
+| `log` | the log of one process |
+| `forkserver` | starts, stops and kills the processes |
+| `disasters` | the plan of disasters, chosen by a seed |
+| `run` | one run: engine, proxies, processes and disasters |
+| `groups` | starts the processes of a group, as Airflow does |
+| `records` | the versions of the lock records, as the proxies see them |
+| `evidence` | logs, disasters and records: which process counted on which lease, and until when |
+| `checker` | finds violations in the evidence |
+| `report` | computes the figures |
 """

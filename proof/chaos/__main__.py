@@ -1,4 +1,4 @@
-"""``python -m proof.chaos``: disasters for some minutes, and a table of what they did. See the package's docstring."""
+"""Run disasters for some minutes, print the figures, and exit with 1 if there are violations."""
 
 from __future__ import annotations
 
@@ -9,38 +9,44 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-import tests.conftest  # noqa: F401 - nothing of this machine's AWS settings is to be used
-from demo.ctrl_c import leaving_on_ctrl_c
+import tests.conftest  # noqa: F401 - removes this machine's AWS settings from the environment
+from deployments.ctrl_c import leaving_on_ctrl_c
 from deployments.engines import DynamoDBLocal, Engine, MotoServer
-from proof.chaos.arena import Arena
 from proof.chaos.report import Report, as_json, as_text, report
+from proof.chaos.run import ChaosRun
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (MotoServer, DynamoDBLocal)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m proof.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of disasters (%(default)g)")
     parser.add_argument(
-        "--seed", help="of a run that is to be done again; what is real differs a little each time"
+        "--minutes", type=float, default=10.0, help="duration of the disasters (default: %(default)g)"
     )
-    parser.add_argument("--engine", choices=[*ENGINES, "both"], default="both", help="(%(default)s)")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the figures there, as JSON")
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what the processes wrote there")
+    parser.add_argument(
+        "--seed",
+        help="repeat the disasters of an earlier run; their effects may differ (default: a random seed)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=[*ENGINES, "both"],
+        default="both",
+        help="engine to run on (default: %(default)s, at the same time)",
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the figures to FILE, as JSON")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="write the evidence into FOLDER")
     parser.add_argument(
         "--careless",
         action="store_true",
-        help="with a process that ignores the end of its lease: must be found",
+        help="add a process that ignores the end of its lease; the checker must find it",
     )
     options = parser.parse_args()
     seed = options.seed or secrets.token_hex(4)
     engines = list(ENGINES.values()) if options.engine == "both" else [ENGINES[options.engine]]
 
-    print(
-        f"seed {seed}: {options.minutes:g} minutes on {' and '.join(engine.name for engine in engines)}",
-        flush=True,
-    )
-    reports = play(engines, seed, options.minutes * 60, careless=options.careless, logs=options.logs)
+    names = " and ".join(engine.name for engine in engines)
+    print(f"seed {seed}: {options.minutes:g} minutes on {names}", flush=True)
+    reports = run(engines, seed, options.minutes * 60, careless=options.careless, logs=options.logs)
     for each in reports:
         print(f"\n{as_text(each)}")
     if options.report:
@@ -48,7 +54,7 @@ def main() -> int:
     return int(any(each.violations for each in reports))
 
 
-def play(
+def run(
     engines: list[type[Engine]],
     seed: str,
     seconds: float,
@@ -56,26 +62,33 @@ def play(
     careless: bool = False,
     logs: Path | None = None,
 ) -> list[Report]:
-    """All engines at the same time, each with a cast of its own."""
-    arenas = [Arena(engine, seed, careless=careless) for engine in engines]
+    """Run on all engines at the same time, each with processes of its own.
 
-    def one(arena: Arena) -> Report:
-        with arena:
-            evidence = arena.play(seconds)
+    :param seed: chooses the disasters.
+    :param seconds: duration of the disasters.
+    :param careless: add a process that ignores the end of its lease.
+    :param logs: folder for the evidence; None to keep none.
+    """
+    runs = [ChaosRun(engine, seed, careless=careless) for engine in engines]
+
+    def one(chaos: ChaosRun) -> Report:
+        with chaos:
+            evidence = chaos.run(seconds)
         if logs is not None:
-            evidence.keep(logs / evidence.engine)
+            evidence.save(logs / evidence.engine)
         return report(evidence)
 
-    with ThreadPoolExecutor(len(arenas)) as pool:
+    with ThreadPoolExecutor(len(runs)) as pool:
         try:
-            playing = [pool.submit(one, arena) for arena in arenas]
-            # With a timeout: Python handles a signal in this thread, but the system may wake another one for it.
-            while wait(playing, timeout=0.5).not_done:
+            results = [pool.submit(one, chaos) for chaos in runs]
+            # Wake up regularly: Python runs signal handlers only in the main thread, and the operating system
+            # may deliver a signal to another thread, which does not wake this one.
+            while wait(results, timeout=0.5).not_done:
                 pass
-            return [each.result() for each in playing]
+            return [result.result() for result in results]
         except BaseException:
-            for arena in arenas:
-                arena.interrupt()
+            for chaos in runs:
+                chaos.interrupt()
             raise
 
 

@@ -1,9 +1,10 @@
-"""What must never be, looked for in the evidence. docs/protocol.md says why it cannot be.
+"""Finds violations in the evidence of a run. docs/protocol.md explains why the lock excludes them.
 
-- **Exclusion**: never are more slots believed in than there are.
+- **Exclusion**: the leases on which processes count never have more slots than the lock's capacity.
 - **Fencing**: the tokens of a lock increase, in the order of its grants.
-- **Progress**: whoever waits, with nothing happening to *him*, is let in within the documented bound.
-- **Order**: no record damaged, no error without a type of its own, and everybody has a turn in the end.
+- **Progress**: a waiter that no incident affects is granted the lock within the documented bound.
+- **Order**: no record is damaged, every error is a typed error of the package, and no check at the end has
+  failed.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from proof.chaos.evidence import Attempt, Belief, Evidence
+from proof.chaos.evidence import Attempt, Evidence, LeaseUse
 from proof.chaos.records import Held, Record
-from proof.chaos.settings import IN_LINE, LEASE, LOOK, SKEW
+from proof.chaos.settings import DEAD_WAITER_DELAY, LEASE, POLL, SKEW
 
-#: What a loaded machine may need beyond what is documented, seconds.
+#: Seconds that a loaded machine may need in addition to the documented bound.
 SLACK = 4.0
-# What the SDK may still wait for when a disaster is over: its own timeout, and the pause before it tries again.
+# Seconds that the SDK may still wait after an incident: its timeout, and the pause before it retries.
 _RECOVERY = 2.0
 
-# What may come of a lock in a network that fails.
+# Typed errors that a network failure may cause.
 _EXPECTED = {
     "LockUnavailableError",
     "LockConflictError",
@@ -34,7 +35,11 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class Violation:
-    """Something that must never be."""
+    """A violation.
+
+    :ivar what: the property that is violated: ``exclusion``, ``fencing``, ``progress`` or ``order``.
+    :ivar at: when, monotonic seconds.
+    """
 
     what: str
     at: float
@@ -42,166 +47,176 @@ class Violation:
 
 
 def violations(evidence: Evidence) -> list[Violation]:
-    """All that was found."""
+    """Return all violations, in the order of their times."""
     found = [*_exclusion(evidence), *_fencing(evidence), *_progress(evidence), *_order(evidence)]
     return sorted(found, key=lambda violation: violation.at)
 
 
-# -- exclusion --------------------------------------------------------------------------------------------------
+# -- exclusion -----------------------------------------------------------------------------------------------
 
 
 def _exclusion(evidence: Evidence) -> Iterator[Violation]:
-    broken = _broken(evidence)
-    by_key: dict[str, list[Belief]] = defaultdict(list)
-    for belief in evidence.beliefs:
-        # The lease of a holder that was broken is not its own any more; that it does not know it yet is not promised.
-        end = min(belief.end, broken.get(belief.lease_id, belief.end))
-        if belief.begin < end:
-            by_key[belief.key].append(replace(belief, end=end))
-    for key, beliefs in by_key.items():
-        for at in [belief.begin for belief in beliefs]:
-            present = [belief for belief in beliefs if belief.begin <= at < belief.end]
-            slots = {belief.lease_id: belief.slots for belief in present}  # those inside share one lease
-            capacity = max(belief.capacity for belief in present)
+    broken_at = _broken_at(evidence)
+    by_key: dict[str, list[LeaseUse]] = defaultdict(list)
+    for use in evidence.uses:
+        # A broken lease excludes no other holder from then on, although its holder may be unaware of it.
+        end = min(use.end, broken_at.get(use.lease_id, use.end))
+        if use.begin < end:
+            by_key[use.key].append(replace(use, end=end))
+    for key, uses in by_key.items():
+        for at in [use.begin for use in uses]:
+            present = [use for use in uses if use.begin <= at < use.end]
+            slots = {use.lease_id: use.slots for use in present}  # processes inside share one lease
+            capacity = max(use.capacity for use in present)
             if sum(slots.values()) > capacity:
-                who = "; ".join(_describe(belief, at) for belief in present)
+                who = "; ".join(_describe_use(use, at) for use in present)
                 yield Violation(
                     "exclusion", at, f"{sum(slots.values())} slots of {capacity} in {key!r}: {who}"
                 )
 
 
-def _broken(evidence: Evidence) -> dict[str, float]:
-    """Leases that a person took away, and from when on."""
-    broken: dict[str, float] = {}
+def _broken_at(evidence: Evidence) -> dict[str, float]:
+    """Return when the first attempt to break each broken lease began, by lease id."""
+    broken_at: dict[str, float] = {}
     for event in evidence.events:
-        if event.what == "breaks":
-            broken.setdefault(event.more["lease_id"], event.at)
-    return broken
+        if event.what == "breaking":
+            broken_at.setdefault(event.more["lease_id"], event.at)
+    return broken_at
 
 
-def _describe(belief: Belief, at: float) -> str:
+def _describe_use(use: LeaseUse, at: float) -> str:
     return (
-        f"{belief.who} (process {belief.process}, lease {belief.lease_id}, token {belief.token}) "
-        f"since {at - belief.begin:.3f} s, for {belief.end - at:.3f} s more"
+        f"{use.role} (process {use.process}, lease {use.lease_id}, token {use.token}) "
+        f"since {at - use.begin:.3f} s, for {use.end - at:.3f} s more"
     )
 
 
-# -- fencing ----------------------------------------------------------------------------------------------------
+# -- fencing -------------------------------------------------------------------------------------------------
 
 
 def _fencing(evidence: Evidence) -> Iterator[Violation]:
-    grants: dict[str, list[Belief]] = defaultdict(list)
-    for belief in evidence.beliefs:
-        if not belief.inside:
-            grants[belief.key].append(belief)
-    for key, beliefs in grants.items():
-        seen: dict[int, Belief] = {}
-        for belief in beliefs:
-            if (other := seen.setdefault(belief.token, belief)) is not belief:
-                yield _wrong_token(key, other, belief, "the same token twice")
-        # One grant comes before another for certain if it was known before the other was asked for.
-        by_asking = sorted(beliefs, key=lambda belief: belief.asked)
-        known = sorted(beliefs, key=lambda belief: belief.begin)
-        largest: Belief | None = None
-        for belief in by_asking:
-            while known and known[0].begin < belief.asked:
+    grants: dict[str, list[LeaseUse]] = defaultdict(list)
+    for use in evidence.uses:
+        if not use.inside:
+            grants[use.key].append(use)
+    for key, uses in grants.items():
+        seen: dict[int, LeaseUse] = {}
+        for use in uses:
+            if (other := seen.setdefault(use.token, use)) is not use:
+                yield _wrong_token(key, other, use, "the same token twice")
+        # The order of two grants is certain if one was known to its caller before the other was requested.
+        known = sorted(uses, key=lambda use: use.begin)
+        largest: LeaseUse | None = None
+        for use in sorted(uses, key=lambda use: use.asked):
+            while known and known[0].begin < use.asked:
                 earlier = known.pop(0)
                 if largest is None or earlier.token > largest.token:
                     largest = earlier
-            if largest is not None and largest.token > belief.token:
-                yield _wrong_token(key, largest, belief, "a smaller token after a larger one")
+            if largest is not None and largest.token > use.token:
+                yield _wrong_token(key, largest, use, "a smaller token after a larger one")
 
 
-def _wrong_token(key: str, first: Belief, second: Belief, what: str) -> Violation:
-    return Violation("fencing", second.begin, f"{what} in {key!r}: {_who(first)}, then {_who(second)}")
+def _wrong_token(key: str, first: LeaseUse, second: LeaseUse, problem: str) -> Violation:
+    details = f"{problem} in {key!r}: {_describe_token(first)}, then {_describe_token(second)}"
+    return Violation("fencing", second.begin, details)
 
 
-def _who(belief: Belief) -> str:
-    return f"{belief.who} (lease {belief.lease_id}) got {belief.token}"
+def _describe_token(use: LeaseUse) -> str:
+    return f"{use.role} (lease {use.lease_id}) received {use.token}"
 
 
-# -- progress ---------------------------------------------------------------------------------------------------
+# -- progress ------------------------------------------------------------------------------------------------
 
 
 def _progress(evidence: Evidence) -> Iterator[Violation]:
     for wait in waits(evidence):
         attempt = wait.attempt
-        # Who stands before him may have died, and the next one too. Of a semaphore, he may wait for more than is free.
-        others = 2 * IN_LINE + (LEASE + 2 * LOOK if attempt.capacity > 1 else 0.0)
-        if wait.room > 2 * LOOK + others + (_RECOVERY if wait.disturbed else 0.0) + SLACK:
+        # Two waiters ahead may have died, one after the other. On a semaphore, a waiter ahead may need more
+        # slots than this one, and wait for the end of one more lease.
+        others = 2 * DEAD_WAITER_DELAY + (LEASE + 2 * POLL if attempt.capacity > 1 else 0.0)
+        if wait.grantable > 2 * POLL + others + (_RECOVERY if wait.disturbed else 0.0) + SLACK:
             yield Violation(
                 "progress",
                 wait.end,
-                f"{attempt.who} (process {attempt.process}) waited for {attempt.slots} of {attempt.key!r}, "
-                f"undisturbed from {wait.begin:.3f} to {wait.end:.3f}; there was room for {wait.room:.1f} s",
+                f"{attempt.role} (process {attempt.process}) waited for {attempt.slots} of {attempt.key!r}, "
+                f"undisturbed from {wait.begin:.3f} to {wait.end:.3f}, "
+                f"and enough slots were free or reclaimable for {wait.grantable:.1f} s",
             )
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A part of an attempt in which nothing happened to who waited.
+    """A part of an attempt in which no incident affected the waiter.
 
-    :ivar disturbed: something had happened to it before, in the same attempt.
-    :ivar room: for how long there was room, seconds.
+    :ivar disturbed: whether an incident affected it earlier in the same attempt.
+    :ivar grantable: for how many seconds at most, without interruption, it could have been granted the lock.
     """
 
     attempt: Attempt
     begin: float
     end: float
     disturbed: bool
-    room: float
+    grantable: float
 
 
 def waits(evidence: Evidence) -> Iterator[Wait]:
-    """All of them."""
+    """Yield the undisturbed parts of all attempts."""
     for attempt in evidence.attempts:
         history = evidence.histories.get(attempt.key, ())
-        for begin, end in evidence.calm_stretches(attempt.who, attempt.process, attempt.begin, attempt.end):
-            room = longest_room(history, attempt, begin, end, dated=evidence.dated)
-            yield Wait(attempt, begin, end, begin > attempt.begin, room)
+        for begin, end in evidence.undisturbed(attempt.role, attempt.process, attempt.begin, attempt.end):
+            seconds = longest_grantable(history, attempt, begin, end, dated=evidence.dated)
+            yield Wait(attempt, begin, end, begin > attempt.begin, seconds)
 
 
-def longest_room(
+def longest_grantable(
     history: Sequence[Record], attempt: Attempt, begin: float, end: float, *, dated: bool
 ) -> float:
-    """For how long at most, between those moments, there was room without a pause for this waiter, as far as it can
-    know: free slots, and those of holders whose lease has passed since their last sign of life, or, if that is later,
-    since the waiter could first see it."""
+    """Return for how many seconds at most, without interruption, a waiter could have been granted the lock.
+
+    The slots that count are the free ones, and those of holders whose death the waiter could prove.
+
+    :param history: versions of the lock's record.
+    :param begin: begin of the time span that is examined.
+    :param end: end of that time span.
+    :param dated: whether the engine sends ``Date`` headers.
+    """
     longest = 0.0
-    since: float | None = None
+    since: float | None = None  # when the present interval, of one or more versions, began
     for i, record in enumerate(history):
         until = history[i + 1].at if i + 1 < len(history) else float("inf")
         if until <= begin or record.at >= end:
             continue
-        room_at = max(begin, record.at, _room_at(record, attempt, begin, dated=dated))
+        visible = max(begin, record.at)
+        grantable_at = max(visible, _grantable_at(record, attempt, begin, dated=dated))
         stop = min(until, end)
-        if room_at >= stop:
+        if grantable_at >= stop:
             since = None
             continue
-        if room_at > max(begin, record.at):
-            since = room_at
-        since = room_at if since is None else since
+        if since is None or grantable_at > visible:
+            since = grantable_at
         longest = max(longest, stop - since)
     return longest
 
 
-def _room_at(record: Record, attempt: Attempt, begin: float, *, dated: bool) -> float:
-    """From when on the waiter can know of enough slots in this record."""
-    free, at = record.available, 0.0
-    holders = sorted((_dead_at(held, begin, dated=dated), held.slots) for held in record.holders.values())
-    for dead_at, slots in holders:
-        if free >= attempt.slots:
+def _grantable_at(record: Record, attempt: Attempt, begin: float, *, dated: bool) -> float:
+    """Return when enough slots of this record are free or reclaimable, as far as the waiter can prove it."""
+    slots, at = record.available, 0.0
+    deaths = sorted((_dead_at(held, begin, dated=dated), held.slots) for held in record.holders.values())
+    for dead_at, held_slots in deaths:
+        if slots >= attempt.slots:
             break
-        free, at = free + slots, dead_at
+        slots, at = slots + held_slots, dead_at
     return at
 
 
 def _dead_at(held: Held, begin: float, *, dated: bool) -> float:
-    observed = max(held.since, begin) + held.lease
-    return min(observed, held.since + held.lease + SKEW) if dated else observed
+    """Return when a waiter that polls since `begin` can prove the death of a holder without heartbeats."""
+    by_observation = max(held.since, begin) + held.lease
+    by_server_time = held.since + held.lease + SKEW
+    return min(by_observation, by_server_time) if dated else by_observation
 
 
-# -- order ------------------------------------------------------------------------------------------------------
+# -- order ---------------------------------------------------------------------------------------------------
 
 
 def _order(evidence: Evidence) -> Iterator[Violation]:
@@ -212,17 +227,13 @@ def _order(evidence: Evidence) -> Iterator[Violation]:
             if record.damaged:
                 yield Violation("order", record.at, f"a damaged record: {record}")
     for event in evidence.events:
+        process = f"{event.role} (process {event.process})"
+        error = event.more.get("error")
         if event.what == "error":
-            yield Violation(
-                "order",
-                event.at,
-                f"{event.who} (process {event.process}) ended with an error:\n{event.more['trace']}",
-            )
-        elif (error := event.more.get("error")) is not None and error not in _EXPECTED:
-            yield Violation(
-                "order", event.at, f"{event.who} (process {event.process}) got {error}: {event.more['why']}"
-            )
-    for name, text in evidence.complaints.items():
-        if (trace := re.search(r"Traceback|never retrieved|never awaited", text)) is not None:
-            part = text[max(0, trace.start() - 300) : trace.start() + 3000]
+            yield Violation("order", event.at, f"{process} ended with an error:\n{event.more['trace']}")
+        elif error is not None and error not in _EXPECTED:
+            yield Violation("order", event.at, f"{process} received {error}: {event.more['why']}")
+    for name, text in evidence.stderr.items():
+        if (found := re.search(r"Traceback|never retrieved|never awaited", text)) is not None:
+            part = text[max(0, found.start() - 300) : found.start() + 3000]
             yield Violation("order", evidence.ended, f"{name}:\n{part}")

@@ -1,15 +1,18 @@
-"""The logs of all processes put together, with what happened to them and what the records looked like.
+"""The evidence of a run: the logs of all processes, the disasters, and the versions of the lock records.
 
-What a process's log says (`actors` writes it):
+Events in the logs, with their attributes (`actors` writes them):
 
 | | |
 |---|---|
-| ``wants`` | an attempt begins: `stay` names it; `key`, `slots`, `capacity` |
-| ``granted``, ``entered`` | a belief begins: `stay`, the `lease`, and `until` when it counts on it |
-| ``counts`` | it was renewed: `until` |
-| ``gives_back``, ``hands_over``, ``leaves``, ``lost``, ``failed`` | it counts on nothing any more |
-| ``breaks``, ``broke`` | it takes away `lease_id` |
-| ``error`` | something that is no typed error of the package |
+| ``requested`` | an attempt to acquire begins: `use` is its id; `key`, `slots`, `capacity` |
+| ``granted``, ``entered`` | the process counts on a `lease` from now on, until `until`; `use`, `reclaimed` |
+| ``renewed`` | it counts on the lease until the new time `until` |
+| ``releasing``, ``handed_over``, ``leaving``, ``lost``, ``failed`` | it no longer counts on the lease |
+| ``breaking``, ``broken`` | it breaks the lease `lease_id`; it has broken it |
+| ``error`` | it raised an exception that is no typed error of the package: `trace` |
+| ``exits`` | it ends by itself |
+
+``released`` and ``release_outcome`` are only for people who read the logs.
 """
 
 from __future__ import annotations
@@ -25,12 +28,13 @@ from typing import Any
 from proof.chaos.log import Event
 from proof.chaos.records import Record
 
-_ENDS = ("gives_back", "hands_over", "leaves", "lost", "failed")
+# Events after which a process no longer counts on its lease.
+_ENDS = ("releasing", "handed_over", "leaving", "lost", "failed")
 
 
 @dataclass(frozen=True)
 class Incident:
-    """A disaster that happened: to a process, a link, or everywhere."""
+    """A disaster as it happened to a process, a link, or everywhere. Times are monotonic seconds."""
 
     kind: str
     begin: float
@@ -41,13 +45,16 @@ class Incident:
 
 
 @dataclass(frozen=True)
-class Belief:
-    """For so long a process counted on a lease, and would have told its task to go on.
+class LeaseUse:
+    """The time in which one process counted on a lease. Times are monotonic seconds.
 
-    :ivar asked: when the write that granted it was about to be sent.
+    :ivar role: name of the process's role.
+    :ivar inside: whether the process entered the lease of another process.
+    :ivar asked: when the write that granted the lease was about to be sent.
+    :ivar reclaimed: ids of the leases that the grant reclaimed.
     """
 
-    who: str
+    role: str
     process: int
     key: str
     lease_id: str
@@ -63,9 +70,9 @@ class Belief:
 
 @dataclass(frozen=True)
 class Attempt:
-    """For so long somebody waited, until it was granted or given up."""
+    """One attempt to acquire a lock, from its begin to its end. Times are monotonic seconds."""
 
-    who: str
+    role: str
     process: int
     key: str
     slots: int
@@ -77,13 +84,16 @@ class Attempt:
 
 @dataclass
 class Evidence:
-    """Of one run.
+    """The evidence of one run. Times are monotonic seconds.
 
-    :ivar calm: when nothing went wrong any more.
-    :ivar dated: the engine sends ``Date`` headers.
-    :ivar links: each process's way to the engine.
-    :ivar complaints: what the processes wrote to their standard error.
-    :ivar failures: what the arena has found to be wrong.
+    :ivar engine: name of the engine.
+    :ivar calm: when the last disaster was over.
+    :ivar dated: whether the engine sends ``Date`` headers.
+    :ivar events: the events of all processes, in the order of their times.
+    :ivar histories: the versions of each lock's record, by key.
+    :ivar links: the link of each role.
+    :ivar stderr: what the processes wrote to their standard error, by file name.
+    :ivar failures: checks at the end of the run that have failed.
     """
 
     engine: str
@@ -95,41 +105,42 @@ class Evidence:
     incidents: Sequence[Incident]
     histories: Mapping[str, Sequence[Record]]
     links: Mapping[str, str]
-    complaints: Mapping[str, str] = field(default_factory=dict)
+    stderr: Mapping[str, str] = field(default_factory=dict)
     failures: Sequence[str] = ()
 
     @cached_property
     def deaths(self) -> dict[int, float]:
-        """Killed processes, and when they were dead."""
+        """When each killed process was dead, by its number."""
         return {incident.process: incident.end for incident in self.incidents if incident.kind == "SIGKILL"}
 
     @cached_property
     def ends(self) -> dict[int, float]:
-        """When each process was over: killed, or ended by itself."""
-        return {event.process: event.at for event in self.events if event.what == "ends"} | self.deaths
+        """When each process ended, by itself or killed, by its number."""
+        return {event.process: event.at for event in self.events if event.what == "exits"} | self.deaths
 
     @cached_property
-    def beliefs(self) -> list[Belief]:
-        """All beliefs, in the order in which they began."""
+    def uses(self) -> list[LeaseUse]:
+        """All uses of leases, in the order of their begins."""
         open_: dict[tuple[int, str], list[Event]] = {}
-        beliefs = []
+        uses = []
         for event in self.events:
-            stay = (event.process, str(event.more.get("stay")))
+            use = (event.process, str(event.more.get("use")))
             if event.what in ("granted", "entered"):
-                open_[stay] = [event]
-            elif event.what == "counts" and stay in open_:
-                open_[stay].append(event)
-            elif event.what in _ENDS and stay in open_:
-                beliefs.append(self._belief(open_.pop(stay), event.at))
-        beliefs += [self._belief(events, float("inf")) for events in open_.values()]
-        return sorted(beliefs, key=lambda belief: belief.begin)
+                open_[use] = [event]
+            elif event.what == "renewed" and use in open_:
+                open_[use].append(event)
+            elif event.what in _ENDS and use in open_:
+                uses.append(self._use(open_.pop(use), event.at))
+        uses += [self._use(events, float("inf")) for events in open_.values()]
+        return sorted(uses, key=lambda use: use.begin)
 
-    def _belief(self, events: list[Event], end: float) -> Belief:
+    def _use(self, events: list[Event], end: float) -> LeaseUse:
+        """Build a use from the event with which it began, and the renewals that followed."""
         first = events[0]
         lease: Mapping[str, Any] = first.more["lease"]
         until = max(event.more["until"] for event in events)
-        return Belief(
-            who=first.who,
+        return LeaseUse(
+            role=first.role,
             process=first.process,
             key=lease["key"],
             lease_id=lease["lease_id"],
@@ -137,6 +148,7 @@ class Evidence:
             capacity=lease["capacity"],
             token=lease["token"],
             inside=first.what == "entered",
+            # A holder counts on its lease for 90 % of the duration, from the time of the stamp.
             asked=first.more["until"] - 0.9 * lease["lease_ms"] / 1000,
             begin=first.at,
             end=min(until, end, self.ends.get(first.process, float("inf"))),
@@ -145,30 +157,40 @@ class Evidence:
 
     @cached_property
     def attempts(self) -> list[Attempt]:
-        """All attempts to acquire."""
+        """All attempts to acquire. One without an end in the log ended with its process, or with the run."""
         open_: dict[tuple[int, str], Event] = {}
         attempts = []
         for event in self.events:
-            stay = (event.process, str(event.more.get("stay")))
-            if event.what == "wants":
-                open_[stay] = event
-            elif event.what in ("granted", *_ENDS) and stay in open_:
-                attempts.append(self._attempt(open_.pop(stay), event.at, event.what == "granted"))
+            use = (event.process, str(event.more.get("use")))
+            if event.what == "requested":
+                open_[use] = event
+            elif event.what in ("granted", *_ENDS) and use in open_:
+                attempts.append(self._attempt(open_.pop(use), event.at, event.what == "granted"))
         attempts += [
             self._attempt(event, self.ends.get(event.process, self.ended), granted=False)
             for event in open_.values()
         ]
         return attempts
 
-    def _attempt(self, wants: Event, end: float, granted: bool) -> Attempt:
-        more = wants.more
+    def _attempt(self, request: Event, end: float, granted: bool) -> Attempt:
+        more = request.more
         return Attempt(
-            wants.who, wants.process, more["key"], more["slots"], more["capacity"], wants.at, end, granted
+            request.role,
+            request.process,
+            more["key"],
+            more["slots"],
+            more["capacity"],
+            request.at,
+            end,
+            granted,
         )
 
-    def keep(self, folder: Path) -> None:
-        """Write all of it there: what the processes say, what happened and what the records were in one file, by time,
-        and each process's complaints in one of its own."""
+    def save(self, folder: Path) -> None:
+        """Write the evidence into a folder.
+
+        ``all.jsonl`` contains the events, incidents and records in the order of their times. Each process's
+        standard error is in a file of its own.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         lines = [(event.at, vars(event)) for event in self.events]
         lines += [(incident.begin, {"incident": vars(incident)}) for incident in self.incidents]
@@ -178,21 +200,21 @@ class Evidence:
         (folder / "all.jsonl").write_text(
             "".join(f"{json.dumps({'at': round(at, 3)} | line)}\n" for at, line in lines)
         )
-        for name, text in self.complaints.items():
+        for name, text in self.stderr.items():
             (folder / name).write_text(text)
 
-    def calm_stretches(self, who: str, process: int, begin: float, end: float) -> list[tuple[float, float]]:
-        """The parts of a time in which nothing happened to this process, its link or the engine."""
-        link = self.links[who]
-        stretches = []
+    def undisturbed(self, role: str, process: int, begin: float, end: float) -> list[tuple[float, float]]:
+        """Return the parts of a time span in which no incident affected the process, its link, the engine."""
+        link = self.links[role]
+        spans = []
         for incident in sorted(self.incidents, key=lambda incident: incident.begin):
             if not (incident.everywhere or incident.link == link or incident.process == process):
                 continue
             if incident.begin > begin:
-                stretches.append((begin, min(end, incident.begin)))
+                spans.append((begin, min(end, incident.begin)))
             begin = max(begin, incident.end)
             if begin >= end:
                 break
         if begin < end:
-            stretches.append((begin, end))
-        return [stretch for stretch in stretches if stretch[0] < stretch[1]]
+            spans.append((begin, end))
+        return [span for span in spans if span[0] < span[1]]

@@ -1,7 +1,8 @@
-"""Takes a group's processes through its runs, as Airflow does: acquire, guarded tasks beside a keeper, release.
+"""Starts the processes of a group in the order in which Airflow does, run after run.
 
-Airflow starts `acquire` and the keeper once more, under the same name, when their triggerer died; and it may release
-while a process is inside, or was just killed, or start the next attempt without any release.
+If a triggerer dies, Airflow starts `acquire` and the heartbeat task once more, with the same lease id.
+Airflow may also release the lock while a process is inside or was just killed, or start the next attempt
+without a release.
 """
 
 from __future__ import annotations
@@ -12,75 +13,76 @@ from typing import TYPE_CHECKING, Any
 from proof.chaos.settings import LEASE, group_role
 
 if TYPE_CHECKING:
-    from proof.chaos.arena import Arena
+    from proof.chaos.run import ChaosRun
 
-# What a run comes to, and how often.
+# How a run of the group ends, with the weight of each choice.
 _ENDINGS = {
     "in order": 4,
-    "marked": 3,  # released while a process is inside
-    "killed": 3,  # released when a guarded process was just killed
-    "cleared": 1,  # not released: the next attempt finds the lease of this one
-    "vanished": 1,  # all its processes are killed, and nobody releases
+    "released early": 3,  # with processes inside
+    "process killed": 3,  # released when a guarded process has just been killed
+    "cleared": 1,  # not released: the next attempt begins while this lease is valid
+    "all killed": 1,  # not released: all processes of the run are killed
 }
-# How long a process of a group is waited for, seconds: no fault lasts that long.
+# How long to wait for the end of a process, in seconds. No disaster delays it for that long.
 _WITHIN = 60.0
 
 
 class Group:
-    """A deployment with one DAG, whose runs come one after the other."""
+    """A deployment with one DAG, whose runs follow one another."""
 
-    def __init__(self, arena: Arena, name: str, rng: random.Random) -> None:
-        self._arena, self._name, self._rng = arena, name, rng
+    def __init__(self, chaos: ChaosRun, name: str, rng: random.Random) -> None:
+        self._chaos, self._name, self._rng = chaos, name, rng
         self._attempts = 0
 
     def run(self) -> None:
-        """Have runs, and a last one when nothing goes wrong any more, which comes to its end in order."""
-        calm = False
-        while not calm:
-            calm = self._arena.calm
+        """Run the DAG until the disasters are over, and then until one more run has ended in order."""
+        done = False
+        while not done:
+            calm = self._chaos.is_calm
             ending = "in order" if calm else self._rng.choices(list(_ENDINGS), list(_ENDINGS.values()))[0]
-            done = self._one_run(ending)
-            calm = calm and done
+            acquired = self._run_once(ending)
+            done = calm and acquired
 
-    def _one_run(self, ending: str) -> bool:
+    def _run_once(self, ending: str) -> bool:
+        """Start the processes of one run. Returns whether it acquired the lock."""
         lease = self._acquire()
         if lease is None:
             return False
-        keeper = self._start("keep", lease=lease)
+        heartbeat = self._start("heartbeat", lease=lease)
         for _ in range(self._rng.randint(0, 1)):
-            self._until_ended(self._start("guarded", lease=lease))
-            if self._arena.ended(keeper):
-                keeper = self._start("keep", lease=lease)
+            self._wait(self._start("guarded", lease=lease))
+            if self._chaos.has_ended(heartbeat):
+                heartbeat = self._start("heartbeat", lease=lease)
         inside = [self._start("guarded", lease=lease) for _ in range(self._rng.randint(1, 3))]
         if ending == "in order":
-            self._until_ended(*inside)
+            self._wait(*inside)
         else:
-            self._arena.pause(self._rng.uniform(0.3, 2.0))
-        for process in {"killed": inside[:1], "vanished": [keeper, *inside]}.get(ending, []):
-            self._arena.kill(process)
-        if ending in ("in order", "marked", "killed"):
-            self._until_ended(self._start("release", lease=lease))
-            self._until_ended(*inside)
-        # Else the lease runs out, or the next attempt ends it: that does not wait for it.
+            self._chaos.pause(self._rng.uniform(0.3, 2.0))
+        for process in {"process killed": inside[:1], "all killed": [heartbeat, *inside]}.get(ending, []):
+            self._chaos.kill(process)
+        if ending in ("in order", "released early", "process killed"):
+            self._wait(self._start("release", lease=lease))
+            self._wait(*inside)
+        # Otherwise the lease runs out, or the next attempt supersedes it.
         return True
 
     def _acquire(self) -> dict[str, Any] | None:
-        """One attempt: its lease, or None if it failed. When its process dies, another one goes on with it."""
+        """Make one attempt, and restart it if its process dies. Returns its lease, or None if it failed."""
         self._attempts += 1
         for again in range(100):
             process = self._start("acquire", lease_id=f"{self._name}-{self._attempts:06}")
-            self._until_ended(process)
-            events = self._arena.log_of(process)
-            if any(event.what == "hands_over" for event in events):
+            self._wait(process)
+            events = self._chaos.log_of(process)
+            if any(event.what == "handed_over" for event in events):
                 return next(dict(event.more["lease"]) for event in events if event.what == "granted")
             if any(event.what in ("failed", "lost", "error") for event in events):
                 return None
-            self._arena.pause(self._rng.uniform(0.1, 0.5 if again else LEASE))
+            self._chaos.pause(self._rng.uniform(0.1, 0.5 if again else LEASE))
         return None
 
-    def _start(self, does: str, **more: Any) -> int:
-        return self._arena.start(group_role(self._name, does, **more))
+    def _start(self, program: str, **more: Any) -> int:
+        return self._chaos.start(group_role(self._name, program, **more))
 
-    def _until_ended(self, *processes: int) -> None:
+    def _wait(self, *processes: int) -> None:
         for process in processes:
-            self._arena.until_ended(process, within=_WITHIN)
+            self._chaos.wait_until_ended(process, within=_WITHIN)

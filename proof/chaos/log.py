@@ -1,6 +1,7 @@
-"""A process's own log: one line of JSON for each thing that it believes or does, with the time of the one clock that
-all processes of a machine share. A line is a single write in append mode: it is there whole, or not at all, however the
-process ends.
+"""The log of one process: one line of JSON per event, with the time.
+
+All processes read the same monotonic clock of the machine, so the events of several logs can be ordered. A
+single `write` appends each line, so a process that is killed has written a line completely or not at all.
 """
 
 from __future__ import annotations
@@ -17,33 +18,36 @@ from airflow_dynamo_lock.client.clock import monotonic
 
 @dataclass(frozen=True)
 class Event:
-    """A line.
+    """One line of a log.
 
-    :ivar process: its number in this run; pids come again.
-    :ivar what: e.g. ``wants``, ``granted``, ``counts``, ``gives_back``; see `evidence`.
+    :ivar at: time of the event, monotonic seconds.
+    :ivar role: name of the process's role.
+    :ivar process: number of the process in this run. Unlike a pid, it is never reused.
+    :ivar what: type of the event, e.g. ``granted``; `evidence` lists them.
+    :ivar more: attributes of the event.
     """
 
     at: float
-    who: str
+    role: str
     process: int
     what: str
     more: Mapping[str, Any]
 
 
 class Log:
-    """To be written by one process."""
+    """Writes the log of one process."""
 
-    def __init__(self, path: Path, who: str, process: int) -> None:
+    def __init__(self, path: Path, role: str, process: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._who, self._process = who, process
+        self._role, self._process = role, process
 
     def write(self, what: str, **more: Any) -> None:
-        line = {"at": monotonic(), "who": self._who, "process": self._process, "what": what, "more": more}
+        line = {"at": monotonic(), "role": self._role, "process": self._process, "what": what, "more": more}
         os.write(self._file, (json.dumps(line) + "\n").encode())
 
 
 def read(path: Path) -> list[Event]:
-    """What has been written so far."""
+    """Return the events that have been written so far, without a line that is not complete yet."""
     if not path.exists():
         return []
     lines = path.read_text().splitlines(keepends=True)

@@ -1,5 +1,5 @@
-"""What the lock records looked like: each write's answer shows the record as the write has left it, and the proxies see
-all of them, also those that never reach the process that asked.
+"""The versions of the lock records. The answer to a write contains the record after it, and the proxies see
+all answers, also those that do not reach the process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_dynamo_lock.client.clock import monotonic
@@ -21,7 +21,9 @@ from deployments.proxy import Seen
 class Held:
     """One holder in a record.
 
-    :ivar since: when its present version was first seen: its last sign of life.
+    :ivar lease: duration of the lease, seconds.
+    :ivar since: when a proxy first saw the holder's present version: the time of its last heartbeat,
+        monotonic seconds.
     """
 
     owner: str
@@ -36,8 +38,10 @@ class Held:
 class Record:
     """A lock's record after a write.
 
-    :ivar at: when the answer was seen.
-    :ivar sent: when the request was.
+    :ivar at: when the proxy received the answer, monotonic seconds.
+    :ivar sent: when the proxy received the request, monotonic seconds.
+    :ivar what: type of the write, e.g. ``acquire``.
+    :ivar holders: the holders, by lease id.
     """
 
     at: float
@@ -51,45 +55,49 @@ class Record:
 
     @property
     def damaged(self) -> bool:
+        """Return whether the free slots and those of the holders do not add up to the capacity."""
         return self.available + sum(held.slots for held in self.holders.values()) != self.capacity
 
 
 @dataclass
 class Records:
-    """All of them by key, in order."""
+    """The history of each lock's record.
+
+    :ivar of: the versions of each record, in the order of the writes, by key.
+    """
 
     of: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_answer(self, seen: Seen, status: int, body: bytes) -> None:
-        """Take in an answer on the wire."""
+        """Add the record from an answer of the engine, if it is the answer to a write of a lock."""
         if seen.action != "UpdateItem" or seen.key is None or status != 200:
             return
         item = json.loads(body).get("Attributes", {})
         if "holders" not in item or seen.key.startswith(WAITING_PREFIX):
-            return  # somebody who waits, or the sign that he lives
+            return  # the item of a waiter or of a process's presence
         at = monotonic()
-        sent = at - (time.monotonic() - seen.at)  # `seen` has another clock
+        sent = at - (time.monotonic() - seen.at)  # `seen.at` is of another clock than `monotonic`
         with self._lock:
             self.add(_record(item, seen, sent, at))
 
     def add(self, record: Record) -> None:
-        """Two answers that cross may be seen in the wrong order. Their tokens tell."""
+        """Add a version of a record. If two requests overlap in time, their tokens decide the order."""
         records = self.of[record.key]
-        place = len(records)
-        while place and records[place - 1].token > record.token and record.sent < records[place - 1].at:
-            place -= 1
-        records.insert(place, record)
+        index = len(records)
+        while index and records[index - 1].token > record.token and record.sent < records[index - 1].at:
+            index -= 1
+        records.insert(index, record)
 
     def owners(self, key: str) -> list[str]:
-        """Who holds it now."""
+        """Return the owners of the lock's present holders."""
         with self._lock:
             records = self.of[key]
             return sorted(held.owner for held in records[-1].holders.values()) if records else []
 
     def histories(self) -> dict[str, list[Record]]:
-        """The same, with each holder's last sign of life."""
-        return {key: _with_since(records) for key, records in self.of.items()}
+        """Return all versions by key. In each, `Held.since` is the time of the holder's last heartbeat."""
+        return {key: _with_heartbeat_times(records) for key, records in self.of.items()}
 
 
 def _record(item: Mapping[str, Any], seen: Seen, sent: float, at: float) -> Record:
@@ -110,7 +118,7 @@ def _record(item: Mapping[str, Any], seen: Seen, sent: float, at: float) -> Reco
 
 
 def _plain(value: Mapping[str, Any]) -> Any:
-    """A DynamoDB value in JSON, without the names of its types."""
+    """Remove the type names from a DynamoDB value in JSON."""
     ((kind, inner),) = value.items()
     if kind == "M":
         assert isinstance(inner, dict)
@@ -118,12 +126,14 @@ def _plain(value: Mapping[str, Any]) -> Any:
     return inner
 
 
-def _with_since(records: list[Record]) -> list[Record]:
-    dated = []
-    first: dict[str, float] = {}
+def _with_heartbeat_times(records: list[Record]) -> list[Record]:
+    """Set each holder's `since` to the time at which its version was first seen."""
+    first_seen: dict[str, float] = {}
+    result = []
     for record in records:
-        holders = {}
-        for lease_id, held in record.holders.items():
-            holders[lease_id] = Held(**{**vars(held), "since": first.setdefault(held.version, held.since)})
-        dated.append(Record(**{**vars(record), "holders": holders}))
-    return dated
+        holders = {
+            lease_id: replace(held, since=first_seen.setdefault(held.version, held.since))
+            for lease_id, held in record.holders.items()
+        }
+        result.append(replace(record, holders=holders))
+    return result

@@ -1,4 +1,4 @@
-"""The figures of a run, for people and as JSON."""
+"""The figures of a run: hand-overs, counts and violations, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,48 +10,57 @@ from typing import Any
 
 from deployments.engines import MotoServer
 from proof.chaos.checker import Violation, violations, waits
-from proof.chaos.evidence import Attempt, Belief, Evidence
+from proof.chaos.evidence import Attempt, Evidence, LeaseUse
 from proof.chaos.records import Held, Record
-from proof.chaos.settings import CAPACITIES, GRACE, IN_LINE, LEASE, LOOK
+from proof.chaos.settings import CAPACITIES, DEAD_WAITER_DELAY, GRACE, LEASE, POLL
 
-_IN_MEMORY = "(moto has all in memory: it is only ever stopped and continued, never restarted)"
-# Whoever comes when the holder is dead already: counted from then, not from the holder's last sign of life.
-_NEWCOMER = "dead before the next one came"
+_IN_MEMORY = "(moto keeps its data in memory, so it is stopped and resumed, and never restarted)"
+# The waiter came after the holder's last heartbeat. The time counts from when it came.
+_LATE_WAITER = "holder dead before the waiter came"
 
-#: How the lock came free → the bound in docs/airflow.md for somebody who is waiting already, without round trips; if
-#: nobody has died who stood before him in line.
+#: Documented bound of each kind of hand-over, in seconds. It applies if the next holder already waited, and
+#: no waiter ahead of it has died. It does not include the requests' round trips.
 BOUNDS = {
-    "given back": LOOK,
-    "broken by hand": LOOK,
-    "holder killed": LEASE + 2 * LOOK,
-    "holder stopped": LEASE + 2 * LOOK,
-    "holder cut off": LEASE + 2 * LOOK,
-    "granted unheard": LEASE + 2 * LOOK,
-    "group vanished": LEASE + 2 * LOOK,
-    "released, killed inside": GRACE + 2 * LOOK,
-    "released, stopped or cut off inside": GRACE + 2 * LOOK,
-    _NEWCOMER: LEASE + 2 * LOOK,
+    "released": POLL,
+    "broken by hand": POLL,
+    "holder killed": LEASE + 2 * POLL,
+    "holder stopped": LEASE + 2 * POLL,
+    "holder cut off": LEASE + 2 * POLL,
+    "grant not received": LEASE + 2 * POLL,
+    "group without heartbeats": LEASE + 2 * POLL,
+    "released, process inside killed": GRACE + 2 * POLL,
+    "released, process inside stopped or cut off": GRACE + 2 * POLL,
+    _LATE_WAITER: LEASE + 2 * POLL,
 }
 
 
 @dataclass(frozen=True)
 class HandOver:
-    """From the last sign of one holder to the grant of the next.
+    """The time from the end of one holder to the grant of the next.
 
-    :ivar undisturbed: the next one was waiting already, and nothing happened to it meanwhile. Else there is no bound.
+    :ivar kind: how the first holder ended; a key of `BOUNDS`.
+    :ivar undisturbed: whether the next holder already waited, and no incident affected it meanwhile.
+        Otherwise no bound applies.
     """
 
-    how: str
+    kind: str
     seconds: float
     undisturbed: bool
 
 
 @dataclass(frozen=True)
 class Report:
-    """Of one engine.
+    """The figures of one engine.
 
-    :ivar longest_room: for how long somebody undisturbed waited at most while there was room, seconds.
-    :ivar hand_overs: how → count; median and longest of the undisturbed ones, seconds; the documented bound.
+    :ivar chaos_seconds: duration of the disasters.
+    :ivar calm_seconds: time that the last uses of the locks took after that.
+    :ivar entered: number of guarded processes that entered a lease.
+    :ivar disasters: number of disasters of each kind.
+    :ivar lost: number of leases whose loss a process noticed.
+    :ivar longest_room: longest time for which an undisturbed waiter waited although the lock could have been
+        granted, in seconds.
+    :ivar hand_overs: for each kind, the number of all and of undisturbed hand-overs, the median and the
+        longest of the undisturbed ones, and the bound; in seconds.
     """
 
     engine: str
@@ -69,11 +78,11 @@ class Report:
 
 
 def report(evidence: Evidence) -> Report:
-    """The figures."""
+    """Compute the figures of a run."""
     events = Counter(event.what for event in evidence.events)
     hand_overs: dict[str, list[HandOver]] = defaultdict(list)
-    for each in [*_given_back(evidence), *_reclaimed(evidence)]:
-        hand_overs[each.how].append(each)
+    for each in [*_after_release(evidence), *_after_death(evidence)]:
+        hand_overs[each.kind].append(each)
     return Report(
         engine=evidence.engine,
         chaos_seconds=round(evidence.calm - evidence.began, 1),
@@ -84,25 +93,25 @@ def report(evidence: Evidence) -> Report:
         writes=sum(len(history) for history in evidence.histories.values()),
         disasters=dict(sorted(Counter(incident.kind for incident in evidence.incidents).items())),
         lost=events["lost"],
-        longest_room=round(max((wait.room for wait in waits(evidence)), default=0.0), 2),
-        hand_overs={how: _summary(how, hand_overs[how]) for how in BOUNDS if how in hand_overs},
+        longest_room=round(max((wait.grantable for wait in waits(evidence)), default=0.0), 2),
+        hand_overs={kind: _summary(kind, hand_overs[kind]) for kind in BOUNDS if kind in hand_overs},
         violations=violations(evidence),
     )
 
 
-def _summary(how: str, hand_overs: Sequence[HandOver]) -> dict[str, Any]:
+def _summary(kind: str, hand_overs: Sequence[HandOver]) -> dict[str, Any]:
     undisturbed = [each.seconds for each in hand_overs if each.undisturbed]
     return {
         "count": len(hand_overs),
         "undisturbed": len(undisturbed),
         "median": round(median(undisturbed), 2) if undisturbed else None,
         "longest": round(max(undisturbed), 2) if undisturbed else None,
-        "bound": BOUNDS[how],
+        "bound": BOUNDS[kind],
     }
 
 
 def as_json(reports: Sequence[Report], seed: str) -> dict[str, Any]:
-    """What ``--report`` writes."""
+    """Return the content of the file that ``--report`` names."""
     return {
         "seed": seed,
         "lease": LEASE,
@@ -112,27 +121,29 @@ def as_json(reports: Sequence[Report], seed: str) -> dict[str, Any]:
 
 
 def as_text(report: Report) -> str:
-    """A table to read."""
+    """Return the figures as a table for people to read."""
     lines = [
-        f"{report.engine}: {report.chaos_seconds:.0f} s of disasters, {report.calm_seconds:.0f} s for the last turns",
-        f"  {report.processes} processes, {report.grants} grants, {report.entered} guarded processes entered, "
-        f"{report.lost} losses noticed, {report.writes} writes",
+        f"{report.engine}: {report.chaos_seconds:.0f} s of disasters, "
+        f"{report.calm_seconds:.0f} s for the last turns",
+        f"  {report.processes} processes, {report.grants} grants, "
+        f"{report.entered} guarded processes entered, {report.lost} losses noticed, {report.writes} writes",
         "",
         "  disasters",
         *(f"    {count:5}  {kind}" for kind, count in report.disasters.items()),
         *([f"           {_IN_MEMORY}"] if report.engine == MotoServer.name else []),
         "",
-        f"  {'hand-overs, seconds since the last sign of life':<50}{'all':>6}{'undisturbed':>13}{'median':>8}"
-        f"{'longest':>9}{'bound':>7}",
+        f"  {'hand-overs, seconds from the last heartbeat or release':<54}{'all':>6}{'undisturbed':>13}"
+        f"{'median':>8}{'longest':>9}{'bound':>7}",
     ]
-    for how, row in report.hand_overs.items():
+    for kind, row in report.hand_overs.items():
         times = [f"{row[name]:.2f}" if row[name] is not None else "–" for name in ("median", "longest")]
         lines.append(
-            f"    {how:<48}{row['count']:>6}{row['undisturbed']:>13}{times[0]:>8}{times[1]:>9}{row['bound']:>7.2f}"
+            f"    {kind:<52}{row['count']:>6}{row['undisturbed']:>13}"
+            f"{times[0]:>8}{times[1]:>9}{row['bound']:>7.2f}"
         )
     lines += [
-        f"    {'somebody undisturbed waits while there is room':<75}{report.longest_room:>9.2f}"
-        f"{IN_LINE + 2 * LOOK:>7.2f}",
+        f"    {'undisturbed wait although the lock could have been granted':<79}{report.longest_room:>9.2f}"
+        f"{DEAD_WAITER_DELAY + 2 * POLL:>7.2f}",
         "",
         f"  violations: {len(report.violations)}",
     ]
@@ -140,73 +151,81 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-# -- hand-overs ---------------------------------------------------------------------------------------------------
+# -- hand-overs ----------------------------------------------------------------------------------------------
+#
+# Only those of plain locks: a waiter of a semaphore may wait for slots of several holders, and a dead holder
+# need not delay anyone.
 
 
-# Of mutexes alone: who waits for several slots waits for several holders, and a dead one may be in nobody's way.
-
-
-def _given_back(evidence: Evidence) -> Iterator[HandOver]:
-    """One holder is gone, and the next one has it."""
-    broken = {event.more["lease_id"] for event in evidence.events if event.what == "breaks"}
+def _after_release(evidence: Evidence) -> Iterator[HandOver]:
+    """Yield the hand-overs in which one write removed the only holder, and the next granted the lock."""
+    broken = {event.more["lease_id"] for event in evidence.events if event.what == "breaking"}
     for key, history in evidence.histories.items():
         if CAPACITIES.get(key) != 1:
             continue
-        for before, after, granted in zip(history, history[1:], history[2:], strict=False):
-            (gone,) = [*(before.holders.keys() - after.holders.keys()), None][:1]
-            if gone is None or after.holders or not granted.holders:
+        for before, freed, granted in zip(history, history[1:], history[2:], strict=False):
+            gone = next(iter(before.holders.keys() - freed.holders.keys()), None)
+            if gone is None or freed.holders or not granted.holders:
                 continue
-            how = "broken by hand" if gone in broken else "given back"
-            yield HandOver(how, granted.at - after.at, _waited(evidence, granted, after.at))
+            kind = "broken by hand" if gone in broken else "released"
+            yield HandOver(kind, granted.at - freed.at, _waited_undisturbed(evidence, granted, freed.at))
 
 
-def _waited(evidence: Evidence, granted: Record, since: float) -> bool:
+def _waited_undisturbed(evidence: Evidence, granted: Record, since: float) -> bool:
+    """Return whether the record's holder waited undisturbed since then, and has received the grant."""
     (lease_id,) = granted.holders
-    grant = next((each for each in evidence.beliefs if each.lease_id == lease_id), None)
+    grant = next((use for use in evidence.uses if use.lease_id == lease_id), None)
     return grant is not None and _undisturbed(evidence, grant, since)
 
 
-def _reclaimed(evidence: Evidence) -> Iterator[HandOver]:
-    held: dict[str, Held] = {}
+def _after_death(evidence: Evidence) -> Iterator[HandOver]:
+    """Yield the hand-overs in which the next holder reclaimed the slots of a dead one."""
+    last_seen: dict[str, Held] = {}  # each holder as the last version of its record shows it, by lease id
     for history in evidence.histories.values():
         for record in history:
-            held |= record.holders  # each as it was at its last sign of life
-    of_lease: dict[str, list[Belief]] = defaultdict(list)
-    for belief in evidence.beliefs:
-        of_lease[belief.lease_id].append(belief)
-    for grant in evidence.beliefs:
+            last_seen |= record.holders
+    uses: dict[str, list[LeaseUse]] = defaultdict(list)
+    for use in evidence.uses:
+        uses[use.lease_id].append(use)
+    for grant in evidence.uses:
         for lease_id in grant.reclaimed:
-            if lease_id in held and CAPACITIES.get(grant.key) == 1:
-                how = _how_it_died(evidence, held[lease_id], of_lease[lease_id])
-                since, came = held[lease_id].since, _attempt(evidence, grant).begin
+            if lease_id in last_seen and CAPACITIES.get(grant.key) == 1:
+                kind = _cause_of_death(evidence, last_seen[lease_id], uses[lease_id])
+                since, came = last_seen[lease_id].since, _attempt(evidence, grant).begin
                 if came > since:
-                    how, since = _NEWCOMER, came
-                yield HandOver(how, grant.begin - since, _undisturbed(evidence, grant, since))
+                    kind, since = _LATE_WAITER, came
+                yield HandOver(kind, grant.begin - since, _undisturbed(evidence, grant, since))
 
 
-def _how_it_died(evidence: Evidence, last: Held, beliefs: Sequence[Belief]) -> str:
-    killed = any(belief.process in evidence.deaths for belief in beliefs)
+def _cause_of_death(evidence: Evidence, last: Held, uses: Sequence[LeaseUse]) -> str:
+    """Return the kind of hand-over after a dead holder.
+
+    :param last: the holder after its last heartbeat.
+    :param uses: all uses of its lease.
+    """
+    killed = any(use.process in evidence.deaths for use in uses)
     stopped = any(
-        incident.kind == "SIGSTOP" and incident.process == belief.process and incident.end > last.since
+        incident.kind == "SIGSTOP" and incident.process == use.process and incident.end > last.since
         for incident in evidence.incidents
-        for belief in beliefs
+        for use in uses
     )
     if last.draining:
-        return "released, killed inside" if killed else "released, stopped or cut off inside"
-    if not beliefs:
-        return "granted unheard"
-    if "/" in beliefs[0].who:
-        return "group vanished"
+        return "released, process inside killed" if killed else "released, process inside stopped or cut off"
+    if not uses:
+        return "grant not received"
+    if "/" in uses[0].role:  # the role of a process of a group
+        return "group without heartbeats"
     return "holder killed" if killed else "holder stopped" if stopped else "holder cut off"
 
 
-def _undisturbed(evidence: Evidence, grant: Belief, since: float) -> bool:
-    calm = evidence.calm_stretches(grant.who, grant.process, since, grant.begin)
-    return _attempt(evidence, grant).begin <= since and calm == [(since, grant.begin)]
+def _undisturbed(evidence: Evidence, grant: LeaseUse, since: float) -> bool:
+    """Return whether the grant's process waited from that time on, and no incident affected it."""
+    spans = evidence.undisturbed(grant.role, grant.process, since, grant.begin)
+    return _attempt(evidence, grant).begin <= since and spans == [(since, grant.begin)]
 
 
-def _attempt(evidence: Evidence, grant: Belief) -> Attempt:
-    """What led to a grant."""
+def _attempt(evidence: Evidence, grant: LeaseUse) -> Attempt:
+    """Return the attempt that led to a grant."""
     return next(
         each
         for each in evidence.attempts

@@ -1,4 +1,7 @@
-"""The cast: who plays what on which lock, and the times that they use. Short ones, so that much happens in a minute."""
+"""The roles of the processes, the locks that they use, and the times of a run.
+
+The times are short, so that many leases are acquired and lost in a minute.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +10,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: How long a lease lasts after its last heartbeat, and one that was given back with processes inside; seconds.
+#: Duration of a lease after its last heartbeat, and of a draining lease; seconds.
 LEASE = 6.0
 GRACE = 3.0
-#: How often those who wait look, at most (docs/protocol.md, R11), seconds.
-LOOK = 1.25
-#: How long somebody who died while he stood in line holds up those behind him (docs/protocol.md), seconds.
-IN_LINE = 21.0
-#: By how much the clocks of two DynamoDB servers may differ (the package's default), and a `Date`'s whole second.
+#: Longest interval between two polls of a waiting process (docs/protocol.md, R11), seconds.
+POLL = 1.25
+#: For how long a waiter that dies in the queue delays the waiters behind it (docs/protocol.md), seconds.
+DEAD_WAITER_DELAY = 21.0
+#: The package's default `max_clock_skew`, plus the resolution of a `Date` header, seconds.
 SKEW = 11.0
 
-#: Keys and their capacities. Each is contended for by processes of several kinds.
+#: Keys and their capacities. Processes of several kinds compete for each lock.
 CAPACITIES = {"mutex": 1, "semaphore": 3, "groups": 1}
 
 
 @dataclass(frozen=True)
 class Role:
-    """What one process is to do.
+    """What one process does, and with which settings.
 
-    :ivar who: its place in the cast. A process that was killed is replaced by another one in the same place.
-    :ivar does: the function of `actors` that it runs.
-    :ivar link: the name of its way to the engine: its machine's, as it were.
-    :ivar slots: it takes as many each time; 0 for a random number.
-    :ivar members: how many threads or coroutines of it contend.
-    :ivar clock_off: by how much its machine's wall clock is wrong, seconds.
-    :ivar lease_id: names the grant, for a process of a group; elsewhere each has a name of its own.
-    :ivar lease: the lease to work under, for a process of a group.
-    :ivar careless: it ignores the end of its lease, so that the checker has something to find.
+    :ivar name: identifies the role. If its process is killed, another process takes over the role.
+    :ivar program: the program of `actors` that the process runs.
+    :ivar link: name of the proxy by which the process reaches the engine. One per machine.
+    :ivar slots: number of slots of each claim; 0 for a random number.
+    :ivar members: number of threads or coroutines of the process that compete for the lock.
+    :ivar clock_error: by how many seconds the machine's wall clock is wrong.
+    :ivar lease_id: lease id of the attempt, for the acquire process of a group. Others are generated.
+    :ivar lease: the lease to work under, for the other processes of a group.
+    :ivar careless: the process ignores the end of its lease, so that the checker must find a violation.
     """
 
-    who: str
-    does: str
+    name: str
+    program: str
     link: str
     key: str
     slots: int = 1
     members: int = 1
-    clock_off: float = 0.0
+    clock_error: float = 0.0
     lease_id: str | None = None
     lease: dict[str, Any] | None = None
     careless: bool = False
@@ -52,29 +55,32 @@ class Role:
         return CAPACITIES[self.key]
 
 
-#: The groups, each a deployment with a triggerer and a worker.
+#: The groups. Each stands for a deployment with a triggerer and a worker.
 GROUPS = ("north", "south")
 
 
-def group_role(group: str, does: str, **more: Any) -> Role:
-    """A process of a group: a guarded one runs on its worker, the others in its triggerer."""
-    machine = "worker" if does == "guarded" else "triggerer"
-    return Role(f"{group}/{does}", does, f"{group}/{machine}", "groups", **more)
+def group_role(group: str, program: str, **more: Any) -> Role:
+    """Return the role of a process of a group: on its worker if it is guarded, else in its triggerer."""
+    machine = "worker" if program == "guarded" else "triggerer"
+    return Role(f"{group}/{program}", program, f"{group}/{machine}", "groups", **more)
 
 
-def cast(rng: random.Random, *, careless: bool) -> list[Role]:
-    """Those who take turns by themselves. Half of the machines have a clock that is wrong by hours."""
-    return [replace(role, clock_off=rng.choice([0.0, rng.uniform(-9e3, 9e3)])) for role in _cast(careless)]
+def standing_roles(rng: random.Random, *, careless: bool) -> list[Role]:
+    """Return the roles outside the groups. About half of their wall clocks are wrong, by up to 2.5 hours."""
+    return [
+        replace(role, clock_error=rng.choice([0.0, rng.uniform(-9e3, 9e3)]))
+        for role in _standing_roles(careless)
+    ]
 
 
-def _cast(careless: bool) -> Iterator[Role]:
-    if careless:  # the first to come, so that it certainly has a turn
-        yield Role("careless", "take_turns", "careless", "mutex", careless=True)
-    yield Role("plain-1", "take_turns", "plain-1", "mutex", members=2)
-    yield Role("plain-2", "take_turns", "plain-2", "mutex")
-    yield Role("coroutines-1", "take_turns_async", "coroutines-1", "mutex", members=3)
-    yield Role("permits-1", "take_turns", "permits-1", "semaphore", slots=0)
-    yield Role("permits-2", "take_turns", "permits-2", "semaphore", slots=0, members=2)
-    yield Role("permits-3", "take_turns_async", "permits-3", "semaphore", slots=0, members=2)
-    yield Role("plain-3", "take_turns", "plain-3", "groups")
-    yield Role("breaker", "break_now_and_then", "breaker", "mutex")
+def _standing_roles(careless: bool) -> Iterator[Role]:
+    if careless:  # starts first, so that it is granted the lock early
+        yield Role("careless", "client", "careless", "mutex", careless=True)
+    yield Role("plain-1", "client", "plain-1", "mutex", members=2)
+    yield Role("plain-2", "client", "plain-2", "mutex")
+    yield Role("coroutines-1", "async_client", "coroutines-1", "mutex", members=3)
+    yield Role("permits-1", "client", "permits-1", "semaphore", slots=0)
+    yield Role("permits-2", "client", "permits-2", "semaphore", slots=0, members=2)
+    yield Role("permits-3", "async_client", "permits-3", "semaphore", slots=0, members=2)
+    yield Role("plain-3", "client", "plain-3", "groups")
+    yield Role("breaker", "breaker", "breaker", "mutex")

@@ -1,4 +1,4 @@
-"""The real Airflow of these tests: one deployment, which all of them share."""
+"""Fixtures: one Airflow deployment, which all these tests share, and a lock for each test."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from proof.airflow.room import Room, opened
+from proof.airflow.testbed import Testbed, start_testbed
 
 
 @pytest.fixture(scope="package")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
-    """The deployment that all these tests share; each uses a key of its own."""
+def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    """Start a testbed with one deployment."""
     env = {
-        # Else it looks at 20 runs in each round, and one of hundreds comes to its turn in each tenth round only.
+        # By default the scheduler examines 20 runs in each loop, so hundreds of runs would wait for ten
+        # loops.
         "AIRFLOW__SCHEDULER__MAX_DAGRUNS_PER_LOOP_TO_SCHEDULE": "200",
     }
-    with opened(tmp_path_factory.mktemp("room"), "north", env=env) as room:
-        yield room
+    with start_testbed(tmp_path_factory.mktemp("testbed"), "north", env=env) as testbed:
+        yield testbed
 
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    """A lock of the test's own."""
+    """Return a key that no other test uses."""
     return f"{request.node.name}/{uuid.uuid4().hex[:6]}"

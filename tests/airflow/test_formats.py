@@ -1,4 +1,4 @@
-"""Tasks in a real Airflow take turns with a program that uses another lock library, on its table."""
+"""Tasks in a real Airflow take turns with a program that uses the table format of another lock library."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from deployments.engines import REGION
-from proof.airflow.room import FOREIGN, Room, until
+from proof.airflow.testbed import FOREIGN, Testbed, wait_until
 from tests.formats.conftest import make_place
 
 pytestmark = pytest.mark.proof
 
 
-def test_a_group_and_a_sensor_take_turns_with_a_program_in_each_format(room: Room, key: str) -> None:
-    """In all formats at the same time: most of it is waiting."""
+def test_a_group_and_a_sensor_take_turns_with_a_program_in_each_format(testbed: Testbed, key: str) -> None:
+    """Test all formats at the same time, because most of the time is spent waiting."""
     programs, leases, runs = {}, {}, {}
     for name, format in FOREIGN.items():
-        place = make_place(format, room.engine, REGION)
+        place = make_place(format, testbed.engine, REGION)
         programs[name] = LockClient(place.sdk, table=place.table, table_format=format, owner="their program")
         leases[name] = programs[name].acquire(f"{key}/{name}", lease=600)
-        runs[name] = room.start(f"in_{name}", f"{key}/{name}")
+        runs[name] = testbed.start(f"in_{name}", f"{key}/{name}")
     for name, run_id in runs.items():
         for task_id in ("sensor", "lock.acquire"):
-            room.airflow.wait_for_task(f"in_{name}", run_id, task_id, {"deferred"})
-        until(
+            testbed.airflow.wait_for_task(f"in_{name}", run_id, task_id, {"deferred"})
+        wait_until(
             lambda name=name, run_id=run_id: (  # type: ignore[misc]
-                "Locked by their program" in room.airflow.task_log(f"in_{name}", run_id, "lock.acquire")
+                "Locked by their program" in testbed.airflow.task_log(f"in_{name}", run_id, "lock.acquire")
                 or None
             ),
-            f"the run in {name} says whom it waits for",
+            f"the run in {name} logs which holder it waits for",
             30,
         )
         assert programs[name].release(leases[name])
     for name, run_id in runs.items():
-        stay = room.wait_inside(f"{key}/{name}", run_id)
+        use = testbed.wait_inside(f"{key}/{name}", run_id)
         record = programs[name].get(f"{key}/{name}")
         assert record
         (holder,) = record.holders.values()
-        assert (holder.lease_id, len(holder.processes)) == (stay.lease_id, 1)
+        assert (holder.lease_id, len(holder.processes)) == (use.lease_id, 1)
         assert programs[name].try_acquire(f"{key}/{name}") is None
-        room.tell(run_id, "finish")
+        testbed.end_task(run_id, "finish")
     for name, run_id in runs.items():
-        assert room.airflow.wait(f"in_{name}", run_id).state == "success"
+        assert testbed.airflow.wait(f"in_{name}", run_id).state == "success"
         assert programs[name].release(programs[name].acquire(f"{key}/{name}", timeout=0))

@@ -1,6 +1,7 @@
 """Two hundred runs wait for one lock in one triggerer.
 
-On DynamoDB Local: moto takes most of a second to show so long a line, which is read again and again while they come.
+The lock table is on DynamoDB Local, because moto takes most of a second for one read of such a long queue,
+and the waiters read it repeatedly.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from deployments.engines import REGION, Engine
-from proof.airflow.room import POLL, TABLE, Room, until
+from proof.airflow.testbed import POLL, TABLE, Testbed, wait_until
 
 pytestmark = pytest.mark.proof
 
 WAITERS, TURNS = 200, 8
 
 
-def events(room: Room, key: str) -> Iterator[tuple[datetime, str]]:
-    """When the lock was acquired and released, as the tasks' own logs tell, in order."""
-    for log in (room.airflow.home / "logs" / "dag_id=many").rglob("*.log"):
+def events(testbed: Testbed, key: str) -> Iterator[tuple[datetime, str]]:
+    """Yield when the lock was acquired and released, from the tasks' logs."""
+    for log in (testbed.airflow.home / "logs" / "dag_id=many").rglob("*.log"):
         for line in log.read_text().splitlines():
             message = json.loads(line)
             what, _, about = message["event"].partition(" the lock ")
@@ -32,41 +33,41 @@ def events(room: Room, key: str) -> Iterator[tuple[datetime, str]]:
                 yield datetime.fromisoformat(message["timestamp"]), what
 
 
-def in_line(room: Room, key: str) -> int:
-    """How many tasks have been told where in line they stand, as their own logs tell."""
-    told = re.compile(rf"{re.escape(repr(key))}: \d+(st|nd|rd|th) of \d+")
-    logs = (room.airflow.home / "logs" / "dag_id=many").rglob("task_id=lock.acquire/*.log")
-    return sum(1 for log in logs if told.search(log.read_text()))
+def queued(testbed: Testbed, key: str) -> int:
+    """Return how many tasks have logged their position in the queue."""
+    position = re.compile(rf"{re.escape(repr(key))}: \d+(st|nd|rd|th) of \d+")
+    logs = (testbed.airflow.home / "logs" / "dag_id=many").rglob("task_id=lock.acquire/*.log")
+    return sum(1 for log in logs if position.search(log.read_text()))
 
 
 def test_two_hundred_waiting_runs_neither_block_the_triggerer_nor_slow_the_hand_over(
-    room: Room, dynamodb_local: Engine, key: str
+    testbed: Testbed, dynamodb_local: Engine, key: str
 ) -> None:
     locks = LockClient(dynamodb_local.client(), table=TABLE, owner="the tests")
     locks.create_table()
-    # The one connection of these tests that names its endpoint, for an engine of its own.
+    # This connection names its endpoint, because its table is not on the testbed's engine.
     extra = {"table": TABLE, "region_name": REGION, "endpoint_url": dynamodb_local.endpoint_url}
-    room.airflow.add_connection("dynamodb_local", "dynamo_lock", extra=extra)
+    testbed.airflow.add_connection("dynamodb_local", "dynamo_lock", extra=extra)
     lease = locks.try_acquire(key, lease=600)
     assert lease is not None
-    since = len(room.airflow.triggerer.log.read_text().splitlines())
-    runs = [room.start("many", key) for _ in range(WAITERS)]
+    since = len(testbed.airflow.triggerer.log.read_text().splitlines())
+    runs = [testbed.start("many", key) for _ in range(WAITERS)]
 
     def waiting() -> bool | None:
-        states = [ti.state for ti in room.airflow.task_instances("many") if ti.task_id == "lock.acquire"]
+        states = [ti.state for ti in testbed.airflow.task_instances("many") if ti.task_id == "lock.acquire"]
         return states.count("deferred") >= WAITERS or None
 
-    until(waiting, f"{WAITERS} runs wait", 240)
-    until(lambda: in_line(room, key) >= WAITERS or None, f"{WAITERS} stand in line", 240)
+    wait_until(waiting, f"{WAITERS} runs wait", 240)
+    wait_until(lambda: queued(testbed, key) >= WAITERS or None, f"{WAITERS} runs are queued", 240)
     locks.release(lease)
-    until(lambda: len(room.stays(key)) >= TURNS or None, f"{TURNS} runs had their turn", 180)
-    blocked = room.blocked(since)
+    wait_until(lambda: len(testbed.uses(key)) >= TURNS or None, f"{TURNS} runs have used the lock", 180)
+    blocked = testbed.blocked_warnings(since)
     for run_id in runs:
-        room.airflow.set_run_state("many", run_id, "failed")
+        testbed.airflow.set_run_state("many", run_id, "failed")
 
     assert blocked == []
-    room.assert_exclusive(key)
-    turns = sorted(events(room, key))
+    testbed.assert_exclusive(key)
+    turns = sorted(events(testbed, key))
     took = [
         (later - earlier).total_seconds()
         for (earlier, what), (later, then) in pairwise(turns)
@@ -74,5 +75,5 @@ def test_two_hundred_waiting_runs_neither_block_the_triggerer_nor_slow_the_hand_
     ]
     print("from release to the next grant:", sorted(took))
     assert len(took) >= TURNS - 1
-    # Two polls; a second for what the release and the acquire themselves take on two busy cores.
+    # Two polls, and a second for the release and the acquire themselves on two busy cores.
     assert max(took) <= 2 * POLL + 1

@@ -1,4 +1,4 @@
-"""A minute of disasters on both engines, and what the tests of disasters have to be capable of themselves."""
+"""A minute of disasters on both engines, and tests of what the chaos runs are built on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_dynamo_lock import LockUnavailableError
 from deployments.clients import lock_client
 from deployments.engines import DynamoDBLocal, MotoServer
 from deployments.proxy import Proxy, Rule
-from proof.chaos.__main__ import play
+from proof.chaos.__main__ import run
 from proof.chaos.report import as_text
 
 pytestmark = pytest.mark.proof
@@ -27,14 +27,14 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_minute_of_disasters() -> None:
     seed = secrets.token_hex(4)
-    reports = play([MotoServer, DynamoDBLocal], seed, 40.0)  # and some 20 s for the last turns
-    told = "\n\n".join(as_text(report) for report in reports)
-    print(f"seed {seed}\n{told}")
-    assert not any(report.violations for report in reports), f"seed {seed}\n{told}"
+    reports = run([MotoServer, DynamoDBLocal], seed, 40.0)  # the last turns take another 20 s
+    text = "\n\n".join(as_text(report) for report in reports)
+    print(f"seed {seed}\n{text}")
+    assert not any(report.violations for report in reports), f"seed {seed}\n{text}"
 
 
 def test_a_process_that_ignores_the_end_of_its_lease_is_found() -> None:
-    (report,) = play([MotoServer], "careless", 9.0, careless=True)
+    (report,) = run([MotoServer], "careless", 9.0, careless=True)
     found = [violation for violation in report.violations if violation.what == "exclusion"]
     assert found
     assert all("careless" in violation.details for violation in report.violations), as_text(report)
@@ -50,8 +50,9 @@ def test_nothing_survives(ending: signal.Signals, tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        children = _all_of(chaos, at_least=8)
-        next(each for each in children if each.ppid() != chaos.pid).suspend()  # that one cannot end by itself
+        children = _descendants(chaos, at_least=8)
+        actor = next(each for each in children if each.ppid() != chaos.pid)
+        actor.suspend()  # so that it cannot end by itself
         chaos.send_signal(ending)
         code = chaos.wait(30)
     finally:
@@ -64,10 +65,11 @@ def test_nothing_survives(ending: signal.Signals, tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def _all_of(process: subprocess.Popen[bytes], *, at_least: int) -> list[psutil.Process]:
+def _descendants(process: subprocess.Popen[bytes], *, at_least: int) -> list[psutil.Process]:
+    """Wait until a process has that many descendants, and return them."""
     deadline = time.monotonic() + 60
     while len(children := psutil.Process(process.pid).children(recursive=True)) < at_least:
-        assert time.monotonic() < deadline, "they did not start"
+        assert time.monotonic() < deadline, f"only {len(children)} processes have started"
         time.sleep(0.1)
     return children
 
@@ -85,7 +87,7 @@ def test_dynamodb_local_keeps_its_data_in_a_folder() -> None:
 
 
 def test_a_short_answer_is_no_answer() -> None:
-    """To botocore it is an empty one, which would mean that nobody holds the lock."""
+    """botocore takes a truncated answer for an empty one, which would mean that the lock is free."""
     with (
         MotoServer() as engine,
         Proxy(engine.endpoint_url) as proxy,

@@ -1,4 +1,8 @@
-"""The checker finds what must never be, in logs that were made up, and leaves alone what may be."""
+"""The checker finds each violation in made-up evidence, and only violations.
+
+The helpers make the events, records and incidents of a lock ``k`` with leases of 10 s. A process has the role
+``p`` and its number, and a link of its own. Times are seconds.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,18 @@ from proof.chaos.checker import violations
 from proof.chaos.evidence import Evidence, Incident
 from proof.chaos.log import Event
 from proof.chaos.records import Held, Record, Records
-from proof.chaos.settings import IN_LINE
+from proof.chaos.settings import DEAD_WAITER_DELAY
 
 LEASE = 10.0
 
-LINK = "its link"
-
 
 def event(at: float, process: int, what: str, **more: Any) -> Event:
-    return Event(at, f"p{process}", process, what, {"stay": str(process), **more})
+    return Event(at, f"p{process}", process, what, {"use": str(process), **more})
 
 
-def wants(at: float, process: int, *, slots: int = 1, capacity: int = 1) -> Event:
-    return event(at, process, "wants", key="k", slots=slots, capacity=capacity)
+def requested(at: float, process: int, *, slots: int = 1, capacity: int = 1) -> Event:
+    """The process begins an attempt to acquire."""
+    return event(at, process, "requested", key="k", slots=slots, capacity=capacity)
 
 
 def granted(
@@ -37,6 +40,12 @@ def granted(
     capacity: int = 1,
     what: str = "granted",
 ) -> Event:
+    """The process receives a grant, or enters a lease, and counts on it for 9 s after the request.
+
+    :param asked: when it sent the request. Default the time of the grant.
+    :param lease_id: default an id that no other process uses.
+    :param what: ``granted`` or ``entered``.
+    """
     lease = {
         "key": "k",
         "lease_id": lease_id or f"lease {process}",
@@ -49,12 +58,16 @@ def granted(
     return event(at, process, what, lease=lease, until=until, reclaimed=[])
 
 
-def counts(at: float, process: int) -> Event:
-    return event(at, process, "counts", until=at + 0.9 * LEASE)
+def renewed(at: float, process: int) -> Event:
+    """A heartbeat of the process succeeds."""
+    return event(at, process, "renewed", until=at + 0.9 * LEASE)
 
 
 def record(at: float, token: int, *holders: tuple[str, float], capacity: int = 1) -> Record:
-    """As a write at that time has left it; holders with their last sign of life, each with one slot."""
+    """The record after a write.
+
+    :param holders: each holder's name, and the time of its last heartbeat. Each holds one slot.
+    """
     held = {name: Held(name, 1, LEASE, f"{name} {since}", False, since) for name, since in holders}
     return Record(at, at, "k", "write", token, capacity, capacity - len(held), held)
 
@@ -62,7 +75,7 @@ def record(at: float, token: int, *holders: tuple[str, float], capacity: int = 1
 def found(
     events: Sequence[Event], *, incidents: Sequence[Incident] = (), records: Sequence[Record] = ()
 ) -> list[str]:
-    """What the checker says of these."""
+    """Return the types of the violations that the checker finds in a run of 100 s."""
     evidence = Evidence(
         engine="none",
         began=0,
@@ -77,7 +90,7 @@ def found(
     return [violation.what for violation in violations(evidence)]
 
 
-# -- exclusion --------------------------------------------------------------------------------------------------
+# -- exclusion -----------------------------------------------------------------------------------------------
 
 
 def test_two_holders_at_once_are_found() -> None:
@@ -89,10 +102,10 @@ def test_a_holder_whose_term_has_ended_is_none() -> None:
 
 
 def test_a_holder_that_has_renewed_goes_on() -> None:
-    assert found([granted(0, 1, 1), counts(5, 1), granted(9.1, 2, 2)]) == ["exclusion"]
+    assert found([granted(0, 1, 1), renewed(5, 1), granted(9.1, 2, 2)]) == ["exclusion"]
 
 
-@pytest.mark.parametrize("end", ["gives_back", "hands_over", "lost", "failed", "leaves"])
+@pytest.mark.parametrize("end", ["releasing", "handed_over", "lost", "failed", "leaving"])
 def test_a_holder_that_has_given_up_is_none(end: str) -> None:
     assert found([granted(0, 1, 1), event(4, 1, end), granted(4.1, 2, 2)]) == []
     assert found([granted(0, 1, 1), event(4, 1, end), granted(3.9, 2, 2)]) == ["exclusion"]
@@ -112,20 +125,20 @@ def test_no_more_slots_than_there_are() -> None:
 
 
 def test_those_inside_share_one_lease() -> None:
-    group = [granted(0, 1, 1, lease_id="group"), event(1, 1, "hands_over")]
+    group = [granted(0, 1, 1, lease_id="group"), event(1, 1, "handed_over")]
     group += [granted(2, process, 1, lease_id="group", what="entered") for process in (2, 3)]
     assert found(group) == []
     assert found([*group, granted(4, 4, 2)]) == ["exclusion"]
 
 
 def test_a_broken_lease_may_be_believed_in_from_then_on() -> None:
-    broken = event(4, 9, "breaks", lease_id="lease 1")
+    broken = event(4, 9, "breaking", lease_id="lease 1")
     assert found([granted(0, 1, 1), broken, granted(5, 2, 2)]) == []
     assert found([granted(0, 1, 1), broken, granted(3, 2, 2)]) == ["exclusion"]
     assert found([granted(0, 1, 1), broken, granted(5, 2, 2), granted(6, 3, 3)]) == ["exclusion"]
 
 
-# -- fencing ----------------------------------------------------------------------------------------------------
+# -- fencing -------------------------------------------------------------------------------------------------
 
 
 def test_tokens_that_repeat_or_go_back_are_found() -> None:
@@ -138,43 +151,45 @@ def test_grants_that_cross_have_no_order() -> None:
     assert found([granted(10, 1, 7, asked=0, capacity=2), granted(9, 2, 8, asked=8, capacity=2)]) == []
 
 
-# -- progress ---------------------------------------------------------------------------------------------------
+# -- progress ------------------------------------------------------------------------------------------------
 
 
 def test_a_free_lock_that_a_waiter_does_not_get_is_found() -> None:
     free = [record(0, 1)]
-    assert found([wants(10, 1), granted(14 + 2 * IN_LINE, 1, 2)], records=free) == []
-    assert found([wants(10, 1), granted(19 + 2 * IN_LINE, 1, 2)], records=free) == ["progress"]
-    assert found([wants(10, 1)], records=free) == ["progress"], "it waits in vain"
+    assert found([requested(10, 1), granted(14 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=free) == []
+    assert found([requested(10, 1), granted(19 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=free) == ["progress"]
+    assert found([requested(10, 1)], records=free) == ["progress"], "the waiter never gets the lock"
 
 
 def test_a_dead_holder_that_nobody_succeeds_is_found() -> None:
     dead = [record(0, 1, ("dead", 0.0))]
-    assert found([wants(-5, 1), granted(14 + 2 * IN_LINE, 1, 2)], records=dead) == []
-    assert found([wants(-5, 1), granted(19 + 2 * IN_LINE, 1, 2)], records=dead) == ["progress"]
-    assert found([wants(5, 1), granted(19 + 2 * IN_LINE, 1, 2)], records=dead) == [], (
-        "it came late, and has to watch"
+    assert found([requested(-5, 1), granted(14 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=dead) == []
+    assert found([requested(-5, 1), granted(19 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=dead) == ["progress"]
+    assert found([requested(5, 1), granted(19 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=dead) == [], (
+        "it came after the last heartbeat, and must observe for a whole lease"
     )
     alive = [record(at, 1, ("dead", at)) for at in (0.0, 3.0, 6.0, 9.0)]
-    assert found([wants(-5, 1), granted(19 + 2 * IN_LINE, 1, 2)], records=alive) == []
+    assert found([requested(-5, 1), granted(19 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=alive) == []
 
 
 def test_a_waiter_to_whom_something_happens_has_to_watch_anew() -> None:
     dead = [record(0, 1, ("dead", 0.0))]
-    waits = [wants(-5, 1), granted(20 + 2 * IN_LINE, 1, 2)]
-    assert found(waits, records=dead, incidents=[Incident("cut", 6, 7, link="link 1")]) == []
-    assert found(waits, records=dead, incidents=[Incident("cut", 6, 7, everywhere=True)]) == []
+    waits = [requested(-5, 1), granted(20 + 2 * DEAD_WAITER_DELAY, 1, 2)]
+    assert found(waits, records=dead, incidents=[Incident("connection reset", 6, 7, link="link 1")]) == []
+    assert found(waits, records=dead, incidents=[Incident("connection reset", 6, 7, everywhere=True)]) == []
     assert found(waits, records=dead, incidents=[Incident("SIGSTOP", 6, 7, process=1)]) == []
-    assert found(waits, records=dead, incidents=[Incident("cut", 6, 7, link="link 2")]) == ["progress"]
+    assert found(waits, records=dead, incidents=[Incident("connection reset", 6, 7, link="link 2")]) == [
+        "progress"
+    ]
 
 
 def test_room_for_one_is_none_for_two() -> None:
     some = [record(at, 1, ("a", at), capacity=2) for at in range(0, 64, 4)]
-    assert found([wants(0, 1, capacity=2), granted(62, 1, 2, capacity=2)], records=some) == ["progress"]
-    assert found([wants(0, 1, slots=2, capacity=2), granted(62, 1, 2, capacity=2)], records=some) == []
+    assert found([requested(0, 1, capacity=2), granted(62, 1, 2, capacity=2)], records=some) == ["progress"]
+    assert found([requested(0, 1, slots=2, capacity=2), granted(62, 1, 2, capacity=2)], records=some) == []
 
 
-# -- order ------------------------------------------------------------------------------------------------------
+# -- order ---------------------------------------------------------------------------------------------------
 
 
 def test_errors_and_damaged_records_are_found() -> None:
@@ -186,7 +201,7 @@ def test_errors_and_damaged_records_are_found() -> None:
     assert found([], records=[Record(**{**vars(whole), "available": 1})]) == ["order"]
 
 
-# -- records ----------------------------------------------------------------------------------------------------
+# -- records -------------------------------------------------------------------------------------------------
 
 
 def test_answers_that_cross_are_put_in_the_order_of_their_tokens() -> None:

@@ -1,6 +1,8 @@
-"""Real Airflow in trouble: many runs want few locks, while processes, states and the lock table are being abused.
+"""Chaos in a real Airflow: runs compete for a few locks, while troubles affect processes, tasks and the
+table.
 
     python -m proof.airflow.chaos --minutes 10 --seed 7
 
-`scene` is where it happens, `troubles` are what happens, `play` lets it happen, and `account` says what came of it.
+A *trouble* is a fault that a run injects. `state` is what the troubles read and change, `troubles` lists
+them, `run` causes them and checks for violations, and `report` computes the figures.
 """

@@ -1,7 +1,7 @@
-"""The troubles: each is done to somebody who is inside, to one that waits, or to what all of them need.
+"""The troubles. Each affects a process inside, a run that waits or has ended, or what all runs need.
 
-Each has a weight, by which it is chosen, and the name under which it is counted. One that finds nobody to trouble
-raises `NotNow`.
+Each has a weight, by which it is chosen at random, and a name, under which the report counts it. A trouble
+that finds no target raises `NoTarget`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from contextlib import suppress
 import psutil
 
 from airflow_dynamo_lock import LockUnavailableError
-from proof.airflow.chaos.scene import NotNow, Scene
-from proof.airflow.room import GRACE, LEASE
+from proof.airflow.chaos.state import ChaosState, NoTarget
+from proof.airflow.testbed import GRACE, LEASE
 
-Cause = Callable[[Scene], None]
-#: (weight, trouble)
+Cause = Callable[[ChaosState], None]
+#: All troubles, with their weights.
 TROUBLES: list[tuple[int, Cause]] = []
 
-# A broken holder counts on its lease until its next heartbeat. Its last one may be a moment old, and may be the last
-# that is answered for a while (rule R4).
-_NOTICES = 0.9 * GRACE + 0.1
+# Seconds within which a holder notices a break: it counts on its lease until its next heartbeat, or, if no
+# further heartbeat is answered, until the lease runs out (R4).
+_NOTICES_BREAK = 0.9 * GRACE + 0.1
 DYNAMODB = "DynamoDB"
-# How long Airflow needs to be itself again after the triggerer or the scheduler was killed: a dead triggerer's triggers
-# are taken over after 30 s.
-_RECOVERS = 40.0
+# Seconds that Airflow needs to recover after the triggerer or the scheduler was killed. It takes over the
+# triggers of a dead triggerer after 30 s.
+_RECOVERY = 40.0
 
 
 def _trouble(weight: int) -> Callable[[Cause], Cause]:
+    """Add the decorated function to `TROUBLES`."""
+
     def add(cause: Cause) -> Cause:
         TROUBLES.append((weight, cause))
         return cause
@@ -39,225 +41,225 @@ def _trouble(weight: int) -> Callable[[Cause], Cause]:
     return add
 
 
-# -- those inside -----------------------------------------------------------------------------------------------
+# -- processes inside ----------------------------------------------------------------------------------------
 
 
 @_trouble(5)
-def kill_process(scene: Scene) -> None:
-    stay, _ = scene.inside()
-    process, _ = scene.process(stay)
+def kill_process(state: ChaosState) -> None:
+    use, _ = state.choose_inside()
+    process, _ = state.processes_of(use)
     process.kill()
-    scene.note("its process is killed", stay)
+    state.note("process killed", use)
 
 
 @_trouble(2)
-def kill_supervisor(scene: Scene) -> None:
-    """The task goes on without one: Airflow can neither stop it nor hear of it any more."""
-    stay, _ = scene.inside()
-    _, supervisor = scene.process(stay)
+def kill_supervisor(state: ChaosState) -> None:
+    """Kill the supervisor only. The task continues, and Airflow can neither stop it nor learn its state."""
+    use, _ = state.choose_inside()
+    _, supervisor = state.processes_of(use)
     supervisor.kill()
-    scene.note("its supervisor is killed", stay)
+    state.note("supervisor killed", use)
 
 
 @_trouble(3)
-def kill_both(scene: Scene) -> None:
-    """As when a worker machine dies."""
-    stay, _ = scene.inside()
-    for process in reversed(scene.process(stay)):
+def kill_both(state: ChaosState) -> None:
+    """Kill the process and its supervisor, as if the worker's machine had died."""
+    use, _ = state.choose_inside()
+    for process in reversed(state.processes_of(use)):
         process.kill()
-    scene.note("its process and supervisor are killed", stay)
+    state.note("process and supervisor killed", use)
 
 
 @_trouble(5)
-def pause_process(scene: Scene) -> None:
-    stay, _ = scene.inside()
-    process, _ = scene.process(stay)
-    seconds = scene.dice.uniform(1, 15)
+def pause_process(state: ChaosState) -> None:
+    use, _ = state.choose_inside()
+    process, _ = state.processes_of(use)
+    seconds = state.rng.uniform(1, 15)
     process.suspend()
 
-    def go_on() -> None:
-        scene.excuses.resumed[stay.pid].append(time.time())
+    def resume() -> None:
+        state.exemptions.resumed[use.pid].append(time.time())
         with suppress(psutil.NoSuchProcess):
             process.resume()
 
-    scene.later(seconds, go_on)
-    scene.note(f"its process is paused{_for_long(seconds)}", stay)
+    state.schedule(seconds, resume)
+    comparison = "less" if seconds < 0.9 * GRACE else "longer"
+    state.note(f"process paused, for {comparison} than the grace", use)
 
 
-def _for_long(seconds: float) -> str:
-    return ", for less than the grace" if seconds < 0.9 * GRACE else ", for longer than the grace"
-
-
-def _mark_task(state: str) -> Cause:
-    def mark(scene: Scene) -> None:
-        stay, run = scene.inside()
-        run.deployment.set_task_state(stay.dag_id, stay.run_id, stay.task_id, state)
-        scene.note(f"its task is marked {state}", stay)
+def _mark_task(task_state: str) -> Cause:
+    def mark(state: ChaosState) -> None:
+        use, run = state.choose_inside()
+        run.deployment.set_task_state(use.dag_id, use.run_id, use.task_id, task_state)
+        state.note(f"task marked {task_state}", use)
 
     return mark
 
 
-def _mark_run(state: str) -> Cause:
-    def mark(scene: Scene) -> None:
-        stay, run = scene.inside()
-        run.deployment.set_run_state(stay.dag_id, stay.run_id, state)
-        scene.note(f"its run is marked {state}", stay)
+def _mark_run(run_state: str) -> Cause:
+    def mark(state: ChaosState) -> None:
+        use, run = state.choose_inside()
+        run.deployment.set_run_state(use.dag_id, use.run_id, run_state)
+        state.note(f"run marked {run_state}", use)
 
     return mark
 
 
-for _state in ("failed", "success"):
-    _trouble(4)(_mark_task(_state))
-    _trouble(2)(_mark_run(_state))
+for _mark in ("failed", "success"):
+    _trouble(4)(_mark_task(_mark))
+    _trouble(2)(_mark_run(_mark))
 
 
 @_trouble(6)
-def clear_task(scene: Scene) -> None:
-    stay, run = scene.inside()
-    scene.clear(run, stay.task_id)
-    scene.note("its task is cleared", stay)
+def clear_task(state: ChaosState) -> None:
+    use, run = state.choose_inside()
+    state.clear(run, use.task_id)
+    state.note("task cleared", use)
 
 
 @_trouble(2)
-def fail_release(scene: Scene) -> None:
-    """As when the worker that releases dies, or is not allowed to write. The keeper has to see to it."""
-    stay, run = scene.inside()
+def fail_release(state: ChaosState) -> None:
+    """Mark `release` as failed, as if its worker had died or its write was denied. The heartbeat task must
+    act.
+    """
+    use, run = state.choose_inside()
     if run.dag_id == "operator":
-        raise NotNow
-    run.deployment.set_task_state(stay.dag_id, stay.run_id, "lock.release", "failed")
-    scene.note("its release has failed", stay)
+        raise NoTarget
+    run.deployment.set_task_state(use.dag_id, use.run_id, "lock.release", "failed")
+    state.note("release marked failed", use)
 
 
 @_trouble(5)
-def break_lock(scene: Scene) -> None:
-    if DYNAMODB in scene.disturbed:
-        raise NotNow
-    stay, _ = scene.inside()
+def break_lock(state: ChaosState) -> None:
+    if DYNAMODB in state.disturbed:
+        raise NoTarget
+    use, _ = state.choose_inside()
     at = time.time()
     try:
-        scene.room.locks.break_lock(stay.key, stay.lease_id)
+        state.testbed.locks.break_lock(use.key, use.lease_id)
     except LockUnavailableError:
-        # It may be done all the same, and later.
-        scene.excuses.broken[stay.lease_id] = at, at + 60
+        # DynamoDB may still apply the write, up to a minute later.
+        state.exemptions.broken[use.lease_id] = at, at + 60
         raise
-    scene.excuses.broken[stay.lease_id] = at, time.time() + _NOTICES
-    scene.note("its lock is broken", stay)
+    state.exemptions.broken[use.lease_id] = at, time.time() + _NOTICES_BREAK
+    state.note("lock broken", use)
 
 
-# -- those who wait, and those who have ended -------------------------------------------------------------------
+# -- runs that wait or have ended ----------------------------------------------------------------------------
 
 
 @_trouble(4)
-def clear_waiting(scene: Scene) -> None:
-    run = scene.waiting()
-    scene.clear(run, run.acquire)
-    scene.note("a waiting acquire is cleared", run)
+def clear_waiting(state: ChaosState) -> None:
+    run = state.choose_waiting()
+    state.clear(run, run.acquire_task)
+    state.note("waiting acquire cleared", run)
 
 
 @_trouble(3)
-def mark_waiting_failed(scene: Scene) -> None:
-    run = scene.waiting()
-    run.deployment.set_task_state(run.dag_id, run.run_id, run.acquire, "failed")
-    scene.note("a waiting acquire is marked failed", run)
+def mark_waiting_failed(state: ChaosState) -> None:
+    run = state.choose_waiting()
+    run.deployment.set_task_state(run.dag_id, run.run_id, run.acquire_task, "failed")
+    state.note("waiting acquire marked failed", run)
 
 
 @_trouble(2)
-def mark_waiting_run_failed(scene: Scene) -> None:
-    run = scene.waiting()
+def mark_waiting_run_failed(state: ChaosState) -> None:
+    run = state.choose_waiting()
     run.deployment.set_run_state(run.dag_id, run.run_id, "failed")
-    scene.note("a waiting run is marked failed", run)
+    state.note("waiting run marked failed", run)
 
 
 @_trouble(2)
-def clear_ended(scene: Scene) -> None:
-    run = scene.one_of(run for run in scene.runs.values() if run not in scene.live)
-    scene.clear(run, run.acquire)
-    scene.note("an ended run is cleared", run)
+def clear_ended(state: ChaosState) -> None:
+    run = state.choose(run for run in state.runs.values() if run not in state.unfinished)
+    state.clear(run, run.acquire_task)
+    state.note("ended run cleared", run)
 
 
-# -- what all of them need --------------------------------------------------------------------------------------
+# -- what all runs need --------------------------------------------------------------------------------------
 
 
 @_trouble(3)
-def kill_triggerer(scene: Scene) -> None:
-    deployment, triggerer = scene.component("triggerer")
-    seconds = scene.dice.uniform(0, 25)
+def kill_triggerer(state: ChaosState) -> None:
+    deployment, triggerer = state.choose_component("triggerer")
+    seconds = state.rng.uniform(0, 25)
     triggerer.kill()
-    kind = "the triggerer is killed"
-    scene.disturb(kind, deployment, triggerer, seconds, triggerer.start, recovers=_RECOVERS)
+    state.disturb("triggerer killed", deployment, triggerer, seconds, triggerer.start, recovery=_RECOVERY)
 
 
 @_trouble(3)
-def pause_triggerer(scene: Scene) -> None:
-    deployment, triggerer = scene.component("triggerer")
-    seconds = scene.dice.uniform(2, 35)
+def pause_triggerer(state: ChaosState) -> None:
+    deployment, triggerer = state.choose_component("triggerer")
+    seconds = state.rng.uniform(2, 35)
     triggerer.pause()
-    scene.disturb("the triggerer is paused", deployment, triggerer, seconds, triggerer.resume, recovers=5)
+    state.disturb("triggerer paused", deployment, triggerer, seconds, triggerer.resume, recovery=5)
 
 
 @_trouble(2)
-def kill_scheduler(scene: Scene) -> None:
-    deployment, scheduler = scene.component("scheduler")
-    seconds = scene.dice.uniform(0, 10)
+def kill_scheduler(state: ChaosState) -> None:
+    deployment, scheduler = state.choose_component("scheduler")
+    seconds = state.rng.uniform(0, 10)
     scheduler.kill()
-    kind = "the scheduler is killed with its tasks"
-    scene.disturb(kind, deployment, scheduler, seconds, scheduler.start, recovers=_RECOVERS)
+    kind = "scheduler killed with its tasks"
+    state.disturb(kind, deployment, scheduler, seconds, scheduler.start, recovery=_RECOVERY)
 
 
 @_trouble(2)
-def kill_scheduler_alone(scene: Scene) -> None:
-    """Its tasks go on, beside those that the next scheduler starts."""
-    deployment, scheduler = scene.component("scheduler")
-    seconds = scene.dice.uniform(0, 10)
+def kill_scheduler_alone(state: ChaosState) -> None:
+    """Kill the scheduler only. Its tasks continue, beside those that the next scheduler starts."""
+    deployment, scheduler = state.choose_component("scheduler")
+    seconds = state.rng.uniform(0, 10)
     orphans = scheduler.processes()
     scheduler.kill_leader()
-    kind = "the scheduler is killed, its tasks go on"
-    scene.disturb(kind, deployment, scheduler, seconds, scheduler.start, recovers=_RECOVERS)
+    kind = "scheduler killed, its tasks continue"
+    state.disturb(kind, deployment, scheduler, seconds, scheduler.start, recovery=_RECOVERY)
 
-    def bury() -> None:
-        """Workers to whom nobody gives work any more."""
+    def kill_orphans() -> None:
+        """Kill the workers of the dead scheduler, which receive no more tasks."""
         for orphan in orphans:
             with suppress(psutil.NoSuchProcess):
                 orphan.kill()
 
-    scene.later(90, bury)
+    state.schedule(90, kill_orphans)
 
 
 @_trouble(2)
-def pause_scheduler(scene: Scene) -> None:
-    deployment, scheduler = scene.component("scheduler")
-    seconds = scene.dice.uniform(2, 20)
+def pause_scheduler(state: ChaosState) -> None:
+    deployment, scheduler = state.choose_component("scheduler")
+    seconds = state.rng.uniform(2, 20)
     paused = [process.pid for process in scheduler.processes()]
     scheduler.pause()
 
-    def go_on() -> None:
+    def resume() -> None:
         for pid in paused:
-            scene.excuses.resumed[pid].append(time.time())
+            state.exemptions.resumed[pid].append(time.time())
         scheduler.resume()
 
-    kind = "the scheduler is paused with its tasks"
-    scene.disturb(kind, deployment, scheduler, seconds, go_on, recovers=5)
+    kind = "scheduler paused with its tasks"
+    state.disturb(kind, deployment, scheduler, seconds, resume, recovery=5)
 
 
-def _stall(kind: str, shortest: float, longest: float) -> Cause:
-    def stall(scene: Scene) -> None:
-        if DYNAMODB in scene.disturbed:
-            raise NotNow
-        seconds = scene.dice.uniform(shortest, longest)
-        engine = scene.room.engine.process
+def _stop_dynamodb(kind: str, shortest: float, longest: float) -> Cause:
+    """Return a trouble that stops the engine of the lock table for a random number of seconds."""
+
+    def stop(state: ChaosState) -> None:
+        if DYNAMODB in state.disturbed:
+            raise NoTarget
+        seconds = state.rng.uniform(shortest, longest)
+        engine = state.testbed.engine.process
         os.kill(engine.pid, signal.SIGSTOP)
-        scene.disturbed.add(DYNAMODB)
+        state.disturbed.add(DYNAMODB)
 
-        def go_on() -> None:
+        def resume() -> None:
             os.kill(engine.pid, signal.SIGCONT)
-            scene.disturbed.discard(DYNAMODB)
-            scene.say("  DynamoDB answers again")
+            state.disturbed.discard(DYNAMODB)
+            state.say("  DynamoDB answers again")
 
-        scene.later(seconds, go_on)
-        scene.note(kind, f"for {seconds:.0f} s", lasts=seconds + 5)
+        state.schedule(seconds, resume)
+        state.note(kind, f"for {seconds:.0f} s", lasts=seconds + 5)
 
-    return stall
+    return stop
 
 
-_trouble(3)(_stall("DynamoDB does not answer", 1, 0.6 * LEASE))
-_trouble(2)(_stall("DynamoDB does not answer, for two leases", 2 * LEASE, 2.5 * LEASE))
+_trouble(3)(_stop_dynamodb("DynamoDB does not answer", 1, 0.6 * LEASE))
+_trouble(2)(_stop_dynamodb("DynamoDB does not answer for two leases", 2 * LEASE, 2.5 * LEASE))

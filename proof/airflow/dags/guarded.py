@@ -1,7 +1,10 @@
-"""The DAGs that the tests of `tests/airflow` run. What they do is told by the run's conf, and by files of the test:
+"""The DAGs of the testbed. Each is named after what it tests.
 
-a guarded task notes every 50 ms in the ledger that it is inside, until the test says how it should end, or for as long
-as the conf says.
+A run's conf contains the key of the lock, and optionally:
+
+- ``lease``, ``grace``, ``timeout``: options of the lock, in seconds;
+- ``seconds``: for how long the guarded tasks work. Default: until the test creates a file that ends the task;
+- ``fails``: the guarded tasks fail after that time.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from airflow.sdk import DAG, get_current_context, task, task_group
 
 from airflow_dynamo_lock import DynamoLock, DynamoLockOperator, DynamoLockSensor
 
-ROOM = Path(os.environ["DYNAMO_LOCK_TEST_ROOM"])
+FOLDER = Path(os.environ["DYNAMO_LOCK_TEST_FOLDER"])
 DEPLOYMENT = os.environ["DYNAMO_LOCK_TEST_DEPLOYMENT"]
 
 KEY = "{{ dag_run.conf['key'] }}"
@@ -29,16 +32,19 @@ TIMES: Any = {
 
 
 def note(**values: object) -> None:
-    """Append one line to the ledger, in one write."""
+    """Append one line to the ledger."""
     line = json.dumps({**values, "pid": os.getpid(), "deployment": DEPLOYMENT}) + "\n"
-    ledger = os.open(ROOM / "ledger.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    # A single write with O_APPEND, so that the lines of two processes never mix.
+    ledger = os.open(FOLDER / "ledger.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(ledger, line.encode())
     os.close(ledger)
 
 
-def be_inside() -> None:
-    """Work under the lease until the test has made the file ``finish`` or ``fail`` for this run and task, or until the
-    ``seconds`` of the run's conf are over; it then ``fails``, if the conf has that."""
+def use_lease() -> None:
+    """Append a line to the ledger every 50 ms, until the conf's time is over or the test ends this task.
+
+    The test ends it by a file ``RUN.TASK.finish`` or ``RUN.TASK.fail``; see `Testbed.end_task`.
+    """
     context: Any = get_current_context()
     lease, ti, conf = context["dynamo_lock"], context["ti"], context["dag_run"].conf
     here = {"key": lease.key, "lease_id": lease.lease_id, "token": lease.token}
@@ -46,23 +52,24 @@ def be_inside() -> None:
     name = f"{ti.run_id}.{ti.task_id}".replace("/", "_")
     end = time.monotonic() + conf.get("seconds", float("inf"))
     while True:
-        # The time first: what the lease is good for is then true of this moment, even if the process is paused here.
+        # Read the clock before the lease, so that the line is true even if the process is paused in between.
         at = time.time()
         note(at=at, remaining=lease.remaining(), **here)
-        if (ROOM / f"{name}.fail").exists() or (time.monotonic() > end and conf.get("fails")):
-            raise RuntimeError("the test wanted it so")
-        if (ROOM / f"{name}.finish").exists() or time.monotonic() > end:
+        if (FOLDER / f"{name}.fail").exists() or (time.monotonic() > end and conf.get("fails")):
+            raise RuntimeError("The test has made this task fail.")
+        if (FOLDER / f"{name}.finish").exists() or time.monotonic() > end:
             return
         time.sleep(0.05)
 
 
 @task
 def work() -> None:
-    be_inside()
+    use_lease()
 
 
 @task
 def quick() -> None:
+    """Append one line to the ledger for each lease of this task."""
     context: Any = get_current_context()
     for lease in context["dynamo_locks"].values():
         lease.check()
@@ -105,12 +112,12 @@ with (
     quick()
 
 with DAG("operator", schedule=None, max_active_runs=300):
-    DynamoLockOperator(task_id="locked", key=KEY, python_callable=be_inside, **TIMES)
+    DynamoLockOperator(task_id="locked", key=KEY, python_callable=use_lease, **TIMES)
 
 with DAG("decorated", schedule=None, max_active_runs=300):
-    task.dynamo_lock(key=KEY, task_id="locked", **TIMES)(be_inside)()
+    task.dynamo_lock(key=KEY, task_id="locked", **TIMES)(use_lease)()
 
-# A lock without any template.
+# A lock without templates.
 with DAG("constant", schedule=None), DynamoLock("constant", lease=20, release_grace=6):
     quick()
 
@@ -121,7 +128,8 @@ with DAG("sensing", schedule=None):
 
 
 with DAG("nested", schedule=None):
-    # The outer lock's keys are acquired in one order, whatever the author's; the inner one's come from another task.
+    # The outer lock has two keys, not in the order in which they are acquired. The inner lock's key is the
+    # result of a task.
     with DynamoLock([f"{KEY}/b", f"{KEY}/a"], group_id="outer", **TIMES):
         quick()
 

@@ -1,9 +1,10 @@
-"""Run by every Python of the tests' Airflow as it starts: notes in the triggerer what may block its event loop.
+"""Records what may block the event loop of the tests' triggerer. Python runs this file whenever it starts.
 
-Airflow warns when it was blocked for 0.2 s. That happens without us: Airflow holds a copy of the DAG for each trigger,
-so a full garbage collection takes a triggerer with hundreds of them as long; and on two busy cores it may simply have
-to wait for its turn. The tests must tell that from work of our own. So this notes when a collection ran, and whether,
-at each fiftieth of a second of work, that work was this package's.
+Airflow logs a warning when the event loop was blocked for 0.2 s. This package need not be the cause. Airflow
+keeps a copy of the DAG for each trigger, so a full garbage collection can take that long with hundreds of
+triggers; and on two busy cores, the process may have to wait for a core. To tell the causes apart, this file
+records each full collection, and samples the stack every 0.02 s of CPU time for code of this package.
+`Testbed.blocked_warnings` reads the records.
 """
 
 import gc
@@ -14,56 +15,57 @@ import sys
 import time
 from types import FrameType
 
-STEP = 0.02
-_started = 0.0
-_ours: list[dict[str, float]] = []
-# What the event loop is carrying out, and how many such there have been. Of many that each do a little, none blocks it.
+SAMPLE_INTERVAL = 0.02  # seconds of CPU time
+_collection_started = 0.0
+# Samples with code of this package that are not written yet.
+_samples: list[dict[str, float]] = []
+# The callback that the event loop ran in the last sample, and its number: only long work in a single callback
+# blocks the loop.
 _callback: FrameType | None = None
-_callbacks = 0
+_callback_number = 0
 
 
-def _write(name: str, *notes: dict[str, float]) -> None:
-    file = os.open(
-        os.path.join(os.environ["DYNAMO_LOCK_TEST_ROOM"], name), os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    )
-    os.write(file, "".join(json.dumps(note) + "\n" for note in notes).encode())
+def _append(name: str, *lines: dict[str, float]) -> None:
+    path = os.path.join(os.environ["DYNAMO_LOCK_TEST_FOLDER"], name)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, "".join(json.dumps(line) + "\n" for line in lines).encode())
     os.close(file)
 
 
-def _note_collection(phase: str, info: dict[str, int]) -> None:
-    global _started
+def _record_collection(phase: str, info: dict[str, int]) -> None:
+    global _collection_started
     if phase == "start":
-        _started = time.time()
+        _collection_started = time.time()
     elif info["generation"] == 2:
-        _write("pauses.jsonl", {"at": time.time(), "took": time.time() - _started})
+        _append("collections.jsonl", {"at": time.time(), "took": time.time() - _collection_started})
 
 
-def _note_work(_signal: int, frame: FrameType | None) -> None:
-    global _callback, _callbacks
+def _record_work(_signal: int, frame: FrameType | None) -> None:
+    global _callback, _callback_number
     ours = False
-    while frame is not None and not _is_the_loops(frame):
+    while frame is not None and not _runs_callback(frame):
         ours |= "airflow_dynamo_lock" in frame.f_code.co_filename
         frame = frame.f_back
     if frame is not _callback:
-        _callback, _callbacks = frame, _callbacks + 1
+        _callback, _callback_number = frame, _callback_number + 1
     if ours:
-        _ours.append({"at": time.time(), "took": STEP, "callback": _callbacks})
-    if _ours and time.time() - _ours[0]["at"] > 1.0:
-        _write("ours.jsonl", *_ours)
-        _ours.clear()
+        _samples.append({"at": time.time(), "took": SAMPLE_INTERVAL, "callback": _callback_number})
+    if _samples and time.time() - _samples[0]["at"] > 1.0:
+        _append("work.jsonl", *_samples)
+        _samples.clear()
 
 
-def _is_the_loops(frame: FrameType) -> bool:
-    """Whether the event loop carries out one callback in it, a step of a task for example."""
+def _runs_callback(frame: FrameType) -> bool:
+    """Return whether the event loop runs one callback in this frame, such as a step of an asyncio task."""
     return frame.f_code.co_name == "_run" and frame.f_code.co_filename.endswith("asyncio/events.py")
 
 
-def _note_all_work() -> None:
-    signal.signal(signal.SIGPROF, _note_work)
-    signal.setitimer(signal.ITIMER_PROF, STEP, STEP)
+def _sample_work() -> None:
+    signal.signal(signal.SIGPROF, _record_work)
+    signal.setitimer(signal.ITIMER_PROF, SAMPLE_INTERVAL, SAMPLE_INTERVAL)
 
 
 if "triggerer" in sys.orig_argv:
-    gc.callbacks.append(_note_collection)
-    # The process that runs the triggers is forked from this one.
-    os.register_at_fork(after_in_child=_note_all_work)
+    gc.callbacks.append(_record_collection)
+    # The triggerer forks the process that runs the triggers.
+    os.register_at_fork(after_in_child=_sample_work)
