@@ -87,10 +87,11 @@ def chaos(report: Mapping[str, Any]) -> str:
         f"**Measured**: {minutes} minutes on both engines at once (`make chaos SEED={report['seed']}`), with a lease "
         f"of {report['lease']:g} s and a\ngrace of {report['release_grace']:g} s. **Violations: {violations}.**\n\n"
         + as_markdown(heads, rows, numbers=True)
-        + "\nSeconds from the last heartbeat or the release to the next grant, if no disaster affected the next "
-        "holder: median,\nlongest (number).\n\n"
+        + "\nSeconds from the last heartbeat or the release to the next grant, if no disaster affected "
+        "the next holder: median,\nlongest (number).\n\n"
         + as_markdown(("end of the previous holder", *heads[1:], "bound"), hand_overs, numbers=True)
-        + f"\nLongest time that an undisturbed waiter waited although it could have been granted the lock:\n{waited}.\n"
+        + "\nLongest time that an undisturbed waiter waited although it could have been granted the lock:\n"
+        + f"{waited}.\n"
     )
 
 
@@ -117,9 +118,10 @@ def chaos_airflow(report: Mapping[str, Any]) -> str:
     return (
         f"**Measured**: {report['minutes']:g} minutes (`make chaos-airflow SEED={report['seed']} "
         f"DEPLOYMENTS={report['deployments']}`), Airflow {report['airflow']}.\n"
-        f"{sum(report['runs'].values())} runs ({states}), {report['stays']} processes inside {report['leases']} "
-        f"leases, {sum(report['troubles'].values())} troubles.\nThe last run ended {report['settled_seconds']:.0f} s "
-        "after the last trouble. A process whose lease was lost stopped within\n"
+        f"{sum(report['runs'].values())} runs ({states}), {report['stays']} processes inside "
+        f"{report['leases']} leases, {sum(report['troubles'].values())} troubles.\n"
+        f"The last run ended {report['settled_seconds']:.0f} s after the last trouble. "
+        "A process whose lease was lost stopped within\n"
         f"{report['overtime_seconds']:.2f} s. **Violations: {len(report['violations'])}.**\n\n"
         + as_markdown(
             ("trouble", "times", "hand-overs after only this", "median, s", "longest, s"), rows, numbers=True

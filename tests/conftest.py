@@ -77,7 +77,7 @@ BUSY = ("tests/simulator/", "tests/test_example_dags.py", "tests/core/", "tests/
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests: first `ALONE`, which takes longest, then `MOSTLY_WAITING` mixed with `BUSY`, then others.
+    """Sort the tests: `ALONE`, which takes longest, then `MOSTLY_WAITING` mixed with `BUSY`, then others.
 
     Busy tests then use the cores while other tests wait.
     """

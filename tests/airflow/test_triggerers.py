@@ -25,7 +25,7 @@ TAKEN_OVER = 150.0
 def test_one_of_two_triggerers_is_killed_for_good_and_the_other_takes_over(
     testbed: Testbed, key: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """A run holds the lock, with no process inside, and others wait. That triggerer runs all their triggers."""
+    """A run holds the lock, with no process inside, and others wait. All depend on the triggerer that dies."""
     airflow = testbed.airflow
     assert isinstance(airflow, ProductionDeployment)
     airflow.second_triggerer.kill()
