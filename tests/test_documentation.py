@@ -32,10 +32,13 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def table(page: Path, heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading, without its head."""
-    _, _, below = page.read_text().partition(f"\n## {heading}\n")
-    rows = re.findall(r"^\|(.*)\|$", below.partition("\n## ")[0], re.MULTILINE)
-    return [[cell.strip() for cell in row.split("|")] for row in rows[2:]]
+    """The cells of the first table below a heading of any level, without its head."""
+    _, _, below = page.read_text().partition(f"# {heading}\n")
+    rows = re.search(
+        r"(?:^\|.*\|\n)+", re.split(r"^##", below, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE
+    )
+    assert rows is not None, f"{page.name} has no table below {heading!r}"
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[0].splitlines()[2:]]
 
 
 def code(cell: str) -> list[str]:

@@ -102,7 +102,7 @@ def _holding(case: _Case, endpoint_url: str) -> dict[str, Any]:
 
 def _waiting(case: _Case, endpoint_url: str) -> dict[str, Any]:
     with ExitStack() as stack:
-        # The holder does not use the meter, so its requests are not counted. Its lease needs no heartbeat for so long.
+        # The holder does not use the meter, so its requests are not counted. Its lease outlasts the measurement.
         holder = stack.enter_context(case.contestant.worker(endpoint_url, Settings(lease=600.0)))
         holder.do("acquire", key=case.key)
         meter = stack.enter_context(Meter(endpoint_url))

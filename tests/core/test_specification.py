@@ -20,8 +20,9 @@ from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.table.queue_writes import QueueWrites
 from proof.simulator.sdk import SimulatedClient
 from proof.simulator.stepped import KEY, TABLE, Host, World, a_holder
+from tests.test_documentation import table
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 #: In the condition, and in the update, of every write: described beside the table.
 EVERYWHERE = {"key", "entry", "format_version", "expires_at"}
 #: … and of every grant: its place in the queue, the pinned capacity, the caller's data.
@@ -69,15 +70,6 @@ MADE: Mapping[str, Sequence[Request]] = {
 }
 
 
-def section(heading: str) -> str:
-    return PAGE.partition(f"\n{heading}\n")[2].partition("\n#")[0]
-
-
-def rows(heading: str) -> list[list[str]]:
-    found = re.findall(r"^\| (.*) \|$", section(heading), re.MULTILINE)
-    return [row.split(" | ") for row in found if not row.startswith("---")][1:]
-
-
 def named(cell: str) -> set[str]:
     """The attributes that a cell says are written, or compared; not the values that they get."""
     for short, long in ABBREVIATIONS.items():
@@ -96,7 +88,7 @@ def used(request: Request, part: str) -> set[str]:
 @pytest.mark.parametrize(("column", "part"), [(2, "UpdateExpression"), (3, "ConditionExpression")])
 def test_a_write_is_as_the_page_says(method: str, column: int, part: str) -> None:
     described = [
-        row[column] for row in rows("## The writes") if " ".join(re.findall(r"`(\w+)`", row[1])) == method
+        row[column] for row in table(PAGE, "The writes") if " ".join(re.findall(r"`(\w+)`", row[1])) == method
     ]
     elsewhere = EVERYWHERE | (OF_GRANTS if method in GRANTS else set())
     assert {name for cell in described for name in named(cell)} - elsewhere == {
@@ -111,20 +103,22 @@ def test_the_page_has_all_writes() -> None:
         for name in vars(writes)
         if not name.startswith("_") and name not in READS
     }
-    table = [*rows("## The writes"), *rows("### Other writes")]
-    assert {name for row in table for name in re.findall(r"`(\w+)`", row[1]) if name.islower()} == methods
+    rows = [*table(PAGE, "The writes"), *table(PAGE, "Other writes")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row[1]) if name.islower()} == methods
 
 
 def attributes(heading: str) -> set[str]:
-    return {name for row in rows(heading) for name in re.findall(r"`(\w+)`", row[0])}
+    return {name for row in table(PAGE, heading) for name in re.findall(r"`(\w+)`", row[0])}
 
 
 def test_the_page_has_all_attributes() -> None:
-    lock, holder = attributes("### The lock item"), attributes("### A holder")
+    lock, holder = attributes("The lock item"), attributes("A holder")
     assert lock <= set(ATTRIBUTES) <= lock | holder | {"key", "entry", "process"}
     texts = {each.name: "text" for each in fields(Claim) if each.type == "str | None"}
     claim = HOST.claim("me", min_hold_ms=1, about={"dag": "etl"}, **texts)
     assert holder - {"draining", "cooling_down"} == holder_values(claim, STAMP, took_over=True).keys()
     waiter = Waiter(KEY, "0999/1/a", "me", "me", 1, 1, 0, 1, 1, "p", "v", 1, {"dag": "etl"})
-    listed = set(re.findall(r"`(\w+)`", section("### A waiter").partition("The other attributes are")[2]))
+    listed = set(
+        re.findall(r"`(\w+)`", PAGE.read_text().partition("The other attributes are")[2].partition("\n\n")[0])
+    )
     assert listed >= waiter_values(waiter).keys() | {"format_version", "expires_at"}

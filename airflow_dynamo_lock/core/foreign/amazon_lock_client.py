@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.foreign.dynamodb import ForeignTable
-from airflow_dynamo_lock.core.foreign.values import checked_ms, text
+from airflow_dynamo_lock.core.foreign.values import checked_ms, text, their_holder
 from airflow_dynamo_lock.core.model.errors import LockValueError
 from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.core.table.features import Feature
@@ -53,16 +53,7 @@ class AmazonLockClient(ForeignTable):
         # The length of the lease is a number of milliseconds, stored as text.
         lease_ms = max(1, checked_ms("leaseDuration", int(text(values, "leaseDuration"))))
         owner, version = text(values, "ownerName"), text(values, "recordVersionNumber")
-        return Holder(
-            lease_id=owner,
-            owner=owner,
-            slots=1,
-            lease_ms=lease_ms,
-            grace_ms=lease_ms,
-            version=version,
-            acquired_at_ms=None,
-            ours=False,
-        )
+        return their_holder(owner, lease_ms, version)
 
     def new_mark(self, owner: str, lease_id: str, stamp: Stamp) -> str:
         """The version of the stamp: like the library, this package writes a new one with each heartbeat."""

@@ -20,7 +20,7 @@ from typing import Any
 from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.foreign.dynamodb import ForeignTable
 from airflow_dynamo_lock.core.foreign.item import Expiry
-from airflow_dynamo_lock.core.foreign.values import milliseconds, rounded_up, text
+from airflow_dynamo_lock.core.foreign.values import milliseconds, rounded_up, text, their_holder
 from airflow_dynamo_lock.core.model.record import Holder
 
 
@@ -37,16 +37,14 @@ class AwsFlock(ForeignTable):
         lease_id, owner = text(values, "lease_id"), text(values, "owner")
         lease_ms = max(1, milliseconds(values, "lease_duration", 1000))
         ends_ms = milliseconds(values, "expiration_time", 1000)
-        return Holder(
+        acquired_at_ms = max(0, ends_ms - lease_ms)
+        return their_holder(
+            owner,
+            lease_ms,
+            lease_id,
             lease_id=lease_id,
-            owner=owner,
-            slots=1,
-            lease_ms=lease_ms,
-            grace_ms=lease_ms,
-            version=lease_id,
-            acquired_at_ms=max(0, ends_ms - lease_ms),
+            acquired_at_ms=acquired_at_ms,
             expires_at_ms=ends_ms,
-            ours=False,
         )
 
     def new_mark(self, owner: str, lease_id: str, stamp: Stamp) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.foreign.dynamodb import ForeignTable
 from airflow_dynamo_lock.core.foreign.item import Expiry
-from airflow_dynamo_lock.core.foreign.values import milliseconds, text
+from airflow_dynamo_lock.core.foreign.values import milliseconds, text, their_holder
 from airflow_dynamo_lock.core.model.record import Holder
 
 # The holder in the item of a free lock.
@@ -51,17 +51,7 @@ class DynDBMutex(ForeignTable):
         if owner == _NO_HOLDER:
             return None
         ends_ms = milliseconds(values, "expire_ts")
-        return Holder(
-            lease_id=owner,
-            owner=owner,
-            slots=1,
-            lease_ms=0,
-            grace_ms=0,
-            version=f"{values['expire_ts']} {owner}",
-            acquired_at_ms=None,
-            expires_at_ms=ends_ms,
-            ours=False,
-        )
+        return their_holder(owner, 0, f"{values['expire_ts']} {owner}", expires_at_ms=ends_ms)
 
     def unchanged_condition(self, holder: Holder) -> tuple[str, Mapping[str, Any]]:
         """Condition that the item has the same holder and the same end. The version contains both."""

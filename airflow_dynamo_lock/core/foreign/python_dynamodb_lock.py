@@ -19,7 +19,7 @@ from typing import Any
 from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.foreign.dynamodb import ForeignTable
 from airflow_dynamo_lock.core.foreign.item import Expiry
-from airflow_dynamo_lock.core.foreign.values import milliseconds, text
+from airflow_dynamo_lock.core.foreign.values import milliseconds, text, their_holder
 from airflow_dynamo_lock.core.model.record import Holder
 
 # How long after the end of the lease DynamoDB may delete the item, in seconds.
@@ -39,16 +39,7 @@ class PythonDynamoDBLock(ForeignTable):
         """The holder that the item names. Its owner is its lease id as well."""
         lease_ms = max(1, milliseconds(values, "lease_duration", 1000))
         owner, version = text(values, "owner_name"), text(values, "record_version_number")
-        return Holder(
-            lease_id=owner,
-            owner=owner,
-            slots=1,
-            lease_ms=lease_ms,
-            grace_ms=lease_ms,
-            version=version,
-            acquired_at_ms=None,
-            ours=False,
-        )
+        return their_holder(owner, lease_ms, version)
 
     def new_mark(self, owner: str, lease_id: str, stamp: Stamp) -> str:
         """The version of the stamp: like the library, this package writes a new one with each heartbeat."""

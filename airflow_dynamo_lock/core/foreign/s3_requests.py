@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from airflow_dynamo_lock.core.effects import Effect, Operation, Reply, Request, Sleep, T, with_timeout
-from airflow_dynamo_lock.core.foreign.values import checked_ms
+from airflow_dynamo_lock.core.foreign.values import checked_ms, their_holder
 from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,
     LockError,
@@ -357,15 +357,11 @@ def holder_of(found: Object) -> Holder | None:
     if acquired.tzinfo is None:
         raise ValueError("its lock_time has no time zone")
     acquired_ms = int(acquired.timestamp() * 1000)
-    return Holder(
-        lease_id=owner,
-        owner=owner,
-        slots=1,
-        lease_ms=lease_ms,
-        grace_ms=lease_ms,
+    return their_holder(
+        owner,
+        lease_ms,
         # There are no heartbeats. The lock has changed if one of these has.
-        version=f"{found.lock['lock_time']} {found.lock['expire']} {owner}",
+        f"{found.lock['lock_time']} {found.lock['expire']} {owner}",
         acquired_at_ms=max(0, acquired_ms),
         expires_at_ms=checked_ms("lock_time and expire", acquired_ms + lease_ms),
-        ours=False,
     )

@@ -1,4 +1,4 @@
-"""Checks and conversions of the values that other lock libraries write.
+"""Checks and conversions of the values that other lock libraries write, and the holders that they show.
 
 The errors complete the sentence "The item is not a lock, because …".
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_dynamo_lock.core.model.limits import LAST_MS
+from airflow_dynamo_lock.core.model.record import Holder
 
 
 def text(values: Mapping[str, Any], name: str) -> str:
@@ -50,3 +51,29 @@ def checked_ms(name: str, value: Any, unit_ms: int = 1) -> int:
 def rounded_up(milliseconds: int, unit_ms: int = 1000) -> int:
     """Milliseconds in whole units of `unit_ms` milliseconds (seconds by default), rounded up."""
     return -(-milliseconds // unit_ms)
+
+
+def their_holder(
+    owner: str,
+    lease_ms: int,
+    version: str,
+    *,
+    lease_id: str | None = None,
+    acquired_at_ms: int | None = None,
+    expires_at_ms: int | None = None,
+) -> Holder:
+    """A holder of another library, which has the whole lock and knows no grace.
+
+    :param lease_id: the owner by default.
+    """
+    return Holder(
+        lease_id=owner if lease_id is None else lease_id,
+        owner=owner,
+        slots=1,
+        lease_ms=lease_ms,
+        grace_ms=lease_ms,
+        version=version,
+        acquired_at_ms=acquired_at_ms,
+        expires_at_ms=expires_at_ms,
+        ours=False,
+    )

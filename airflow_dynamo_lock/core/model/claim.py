@@ -118,11 +118,12 @@ class Claim:
         :raises LockValueError: the default lease is too long for a lock with several holders.
         """
         slots, capacity = arguments.checked_mode(spec.mode, spec.slots, spec.capacity)
-        lease = arguments.checked_lease("lease", lease if spec.lease is None else spec.lease, slots, capacity)
+        if spec.lease is None:
+            lease = arguments.checked_lease("lease", lease, slots, capacity)
         return cls(
             slots=slots,
             capacity=capacity,
-            lease_ms=milliseconds(lease),
+            lease_ms=milliseconds(lease if spec.lease is None else spec.lease),
             grace_ms=milliseconds(release_grace if spec.release_grace is None else spec.release_grace),
             min_hold_ms=0 if spec.min_hold is None else milliseconds(spec.min_hold),
             fair=spec.fair,
