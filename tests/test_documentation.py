@@ -20,32 +20,9 @@ from airflow_dynamo_lock.airflow.provider_info import get_provider_info
 from deployments.engines import MotoServer
 from proof.figures import broken_rules
 from tests.forked import run_forked
+from tests.pages import PAGES, ROOT, blocks, code, table
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = sorted((ROOT / "airflow_dynamo_lock").rglob("*.py"))
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """The code blocks of a page, by their language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
-def table(page: Path, heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading of any level, without its head."""
-    _, _, below = page.read_text().partition(f"# {heading}\n")
-    rows = re.search(
-        r"(?:^\|.*\|\n)+", re.split(r"^##", below, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE
-    )
-    assert rows is not None, f"{page.name} has no table below {heading!r}"
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[0].splitlines()[2:]]
-
-
-def code(cell: str) -> list[str]:
-    """What stands in backticks."""
-    return re.findall(r"`([^`]+)`", cell)
-
-
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 
 

@@ -20,7 +20,7 @@ from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.table.queue_writes import QueueWrites
 from proof.simulator.sdk import SimulatedClient
 from proof.simulator.stepped import KEY, TABLE, Host, World, a_holder
-from tests.test_documentation import table
+from tests.pages import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 #: In the condition, and in the update, of every write: described beside the table.

@@ -46,7 +46,7 @@ from airflow_dynamo_lock.core.lock.acquire import Acquiring
 from airflow_dynamo_lock.core.model.claim import LockOptions, LockSpec
 from airflow_dynamo_lock.core.model.record import LockRecord
 from proof.simulator.sdk import SimulatedClient
-from tests.test_documentation import code, table
+from tests.pages import code, table
 
 DOCS = Path(__file__).parents[2] / "docs"
 CLAIM, ACQUIRE, HOLD = (set(each.__annotations__) for each in (ClaimOptions, AcquireOptions, HoldOptions))

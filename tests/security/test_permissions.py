@@ -21,8 +21,8 @@ from airflow_dynamo_lock.core.effects import WaitForSlots
 from airflow_dynamo_lock.core.model.record import Waiter
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.wait.poller import WaiterHandle
+from tests.pages import ROOT
 from tests.security.policies import Guarded, is_allowed
-from tests.test_documentation import ROOT
 
 PAGE = ROOT / "docs" / "permissions.md"
 TABLE = "airflow_locks"

@@ -1,0 +1,29 @@
+"""`scripts/mutate.py` judges mutants of the present core, and `scripts/survivors.txt` explains none that is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.pages import ROOT
+
+MUTATE = ROOT / "scripts" / "mutate.py"
+
+
+def mutate(*arguments: str) -> str:
+    """The output of `scripts/mutate.py`, which must end with success."""
+    command = [sys.executable, str(MUTATE), *arguments]
+    return subprocess.run(command, capture_output=True, check=True, text=True, cwd=ROOT).stdout
+
+
+def test_each_explained_survivor_is_a_mutant_of_today() -> None:
+    lines = (ROOT / "scripts" / "survivors.txt").read_text().splitlines()
+    explained = {line for line in lines if line and not line.startswith("#")}
+    assert explained - set(mutate("--explain").splitlines()) == set()
+
+
+@pytest.mark.proof
+def test_a_sample_of_mutants_is_killed_or_explained() -> None:
+    assert "0 of 4 survive without an explanation" in mutate("--sample", "4")
