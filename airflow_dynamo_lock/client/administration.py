@@ -10,9 +10,7 @@ from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.claim import Mode
-from airflow_dynamo_lock.core.model.errors import (
-    LockNotHeldError,
-)
+from airflow_dynamo_lock.core.model.errors import LockNotHeldError
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table.features import Feature, require

@@ -9,13 +9,9 @@ from dataclasses import dataclass, replace
 from airflow_dynamo_lock.client.options import ClaimOptions, Keys
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.claim import Claim, LockSpec
-from airflow_dynamo_lock.core.model.errors import (
-    LockValueError,
-)
+from airflow_dynamo_lock.core.model.errors import LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease
-from airflow_dynamo_lock.core.model.outcomes import (
-    StillHeld,
-)
+from airflow_dynamo_lock.core.model.outcomes import StillHeld
 from airflow_dynamo_lock.core.table.features import Feature, checked_claim, require
 from airflow_dynamo_lock.core.table.format import Format
 

@@ -6,16 +6,9 @@ import os
 
 from airflow_dynamo_lock.client.options import Keys, OnDanger
 from airflow_dynamo_lock.core.effects import Operation, Sleep
-from airflow_dynamo_lock.core.model.errors import (
-    LockLostError,
-)
+from airflow_dynamo_lock.core.model.errors import LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
-from airflow_dynamo_lock.core.model.outcomes import (
-    Draining,
-    Granted,
-    Lost,
-    Released,
-)
+from airflow_dynamo_lock.core.model.outcomes import Draining, Granted, Lost, Released
 from airflow_dynamo_lock.core.model.text import readable, utc
 from airflow_dynamo_lock.log import log
 

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock import (
-    LockClient,
-    LockError,
-    LockLostError,
-    LockTimeoutError,
-    LockUnavailableError,
-)
+from airflow_dynamo_lock import LockClient, LockError, LockLostError, LockTimeoutError, LockUnavailableError
 from airflow_dynamo_lock.core.model.outcomes import Lost
 from deployments.clients import SLOW, TABLE
 from deployments.patience import PATIENCE, TooBusyError, on_time, wait_until

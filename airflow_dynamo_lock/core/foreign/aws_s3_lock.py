@@ -43,10 +43,7 @@ from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.arguments import checked_key
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
-from airflow_dynamo_lock.core.model.errors import (
-    LockRecordError,
-    LockValueError,
-)
+from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.model.text import utc
 from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS, took_over

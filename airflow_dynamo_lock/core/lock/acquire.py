@@ -6,30 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_dynamo_lock.core.effects import (
-    Operation,
-    Reply,
-    Sleep,
-    WaitForSlots,
-    with_timeout,
-)
+from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep, WaitForSlots, with_timeout
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.attempt import UNDO_WITHIN, Attempting
 from airflow_dynamo_lock.core.lock.requests import Requests
-from airflow_dynamo_lock.core.model.capacity import (
-    check_pinned,
-    should_wake,
-)
+from airflow_dynamo_lock.core.model.capacity import check_pinned, should_wake
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.errors import (
-    LockError,
-    LockTimeoutError,
-    LockUnavailableError,
-)
-from airflow_dynamo_lock.core.model.outcomes import (
-    Busy,
-    Granted,
-)
+from airflow_dynamo_lock.core.model.errors import LockError, LockTimeoutError, LockUnavailableError
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition, Waiter
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
 from airflow_dynamo_lock.core.queue.view import on_change

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from airflow_dynamo_lock.core.effects import (
-    Operation,
-    Reply,
-    Sleep,
-)
+from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.requests import ROUNDS, Requests
 from airflow_dynamo_lock.core.model.errors import (
@@ -22,10 +18,7 @@ from airflow_dynamo_lock.core.model.errors import (
 )
 from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
-from airflow_dynamo_lock.core.model.outcomes import (
-    Broken,
-    CapacitySet,
-)
+from airflow_dynamo_lock.core.model.outcomes import Broken, CapacitySet
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS

@@ -8,33 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from airflow_dynamo_lock.core.effects import (
-    Operation,
-    Reply,
-    Request,
-    Sleep,
-    with_timeout,
-)
+from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep, with_timeout
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.confirm import Confirming, GrantWrite, Seen
 from airflow_dynamo_lock.core.lock.release import Releasing
 from airflow_dynamo_lock.core.lock.requests import CONFLICT_PAUSE, ROUNDS, Requests
-from airflow_dynamo_lock.core.model.capacity import (
-    choose_dead,
-    has_free_slots,
-    with_pinned_capacity,
-)
+from airflow_dynamo_lock.core.model.capacity import choose_dead, has_free_slots, with_pinned_capacity
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.errors import (
-    LockNotFoundError,
-    LockUnavailableError,
-    LockValueError,
-)
+from airflow_dynamo_lock.core.model.errors import LockNotFoundError, LockUnavailableError, LockValueError
 from airflow_dynamo_lock.core.model.kind import Kind, compatible
-from airflow_dynamo_lock.core.model.outcomes import (
-    Busy,
-    Granted,
-)
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
 from airflow_dynamo_lock.core.queue.view import View

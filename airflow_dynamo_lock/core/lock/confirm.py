@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from airflow_dynamo_lock.core.effects import (
-    Operation,
-    Reply,
-    Request,
-    Stamp,
-    with_timeout,
-)
+from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Stamp, with_timeout
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.requests import Requests
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.outcomes import (
-    Granted,
-)
+from airflow_dynamo_lock.core.model.outcomes import Granted
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 
 # How far the time in a grant may be behind, or ahead of, the `Date` of its response, milliseconds. The header has whole

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from airflow_dynamo_lock.core.effects import (
-    Operation,
-    Reply,
-    Request,
-    Sleep,
-    Stamp,
-    with_timeout,
-)
-from airflow_dynamo_lock.core.model.errors import (
-    LockConflictError,
-    LockUnavailableError,
-)
+from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep, Stamp, with_timeout
+from airflow_dynamo_lock.core.model.errors import LockConflictError, LockUnavailableError
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.format import Format
 

@@ -18,12 +18,7 @@ from airflow_dynamo_lock.core.table.expressions import (
     TableWrites,
     expiry,
 )
-from airflow_dynamo_lock.core.table.items import (
-    UNVERIFIED,
-    WAITER_ENTRY,
-    read_waiter,
-    waiter_values,
-)
+from airflow_dynamo_lock.core.table.items import UNVERIFIED, WAITER_ENTRY, read_waiter, waiter_values
 from airflow_dynamo_lock.core.table.position import head_after, head_at, head_of, next_ticket, ticket_of
 from airflow_dynamo_lock.core.table.reads import TableReads
 
