@@ -7,7 +7,8 @@ is if its report is missing. The table of broken rules needs no report.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,12 @@ def broken_rules() -> str:
     rows = []
     for name, each in MUTATIONS.items():
         file = (each.test or "").split("::")[0]
-        found = f"[{Path(file).name}](../{file})" if file else f"seed {each.seed}"
+        found = f"[{Path(file).name}](../{file})" if file else str(each.seed)
         rows.append((each.rule[0].upper() + each.rule[1:], f"`{name}`", found))
     return (
         f"Each of {len(MUTATIONS)} rules is broken in the real code, one at a time. A history detects "
-        f"{len(MUTATIONS) - by_test} of them, by the seed\nthat is given. A unit test detects the other {by_test}.\n\n"
-        + as_markdown(("broken rule", "name", "found by"), rows)
+        f"{len(MUTATIONS) - by_test} of them, a unit test the other {by_test}.\n\n"
+        + as_markdown(("broken rule", "name", "found by seed or test"), rows)
     )
 
 
@@ -54,12 +55,14 @@ def histories(report: Mapping[str, Any]) -> str:
         f"**Measured**: {report['histories']:,} histories from seed {report['first seed']}, "
         f"{report['simulated seconds'] / 3600:,.0f} simulated hours and\n{report['grants']:,} grants, in "
         f"{report['wall-clock seconds']:,} s. **Violations: {len(report['violations'])}.**\n\n"
-        + as_markdown(
-            ("fault", "times"),
-            ((fault, f"{times:,}") for fault, times in report["faults"].items()),
-            numbers=True,
-        )
+        + _counts("Faults", report["faults"].items())
     )
+
+
+def _counts(what: str, counts: Iterable[tuple[str, int]]) -> str:
+    """Return a sentence that lists what was counted."""
+    listed = "; ".join(f"{name} {count:,}" for name, count in counts)
+    return textwrap.fill(f"{what}: {listed}.", 120) + "\n"
 
 
 def chaos(report: Mapping[str, Any]) -> str:
@@ -104,17 +107,17 @@ def _hand_over(row: Mapping[str, Any] | None) -> str:
 def chaos_airflow(report: Mapping[str, Any]) -> str:
     """Return the figures of a report of `make chaos-airflow`, as Markdown."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(report["runs"].items()))
-    kinds = [
-        *report["hand_overs"],
-        *(kind for kind in report["troubles"] if kind not in report["hand_overs"]),
-    ]
-    rows = []
-    for kind in kinds:
-        after = report["hand_overs"].get(kind)
-        seconds = (
-            (after["times"], after["median_seconds"], after["longest_seconds"]) if after else (0, "–", "–")
+    rows = [
+        (
+            kind,
+            report["troubles"].get(kind, "–"),
+            after["times"],
+            after["median_seconds"],
+            after["longest_seconds"],
         )
-        rows.append((kind, report["troubles"].get(kind, "–"), *seconds))
+        for kind, after in report["hand_overs"].items()
+    ]
+    others = [each for each in report["troubles"].items() if each[0] not in report["hand_overs"]]
     return (
         f"**Measured**: {report['minutes']:g} minutes (`make chaos-airflow SEED={report['seed']} "
         f"DEPLOYMENTS={report['deployments']}`), Airflow {report['airflow']}.\n"
@@ -126,6 +129,7 @@ def chaos_airflow(report: Mapping[str, Any]) -> str:
         + as_markdown(
             ("trouble", "times", "hand-overs after only this", "median, s", "longest, s"), rows, numbers=True
         )
+        + ("\n" + _counts("Troubles without a hand-over after only them", others) if others else "")
     )
 
 

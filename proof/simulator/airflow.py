@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.client.async_client import AsyncLockClient
 from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease
+from proof.simulator.guards import GuardedTask
 from proof.simulator.network import resolve
 from proof.simulator.world import Process
 
@@ -240,7 +242,13 @@ class Airflow:
         process = self.history.process("worker")
         self._processes.append(process)
         ended = scheduler.create_future()
-        self._run(process, self._guarded(process, held), scheduler, ended)
+        if self.history.threads:
+            # The supervisor reports a process that its guard has ended.
+            exited = partial(self.world.at, self.world.now, scheduler, resolve, ended, None)
+            work = GuardedTask(self.history, process, held, exited).run()
+        else:
+            work = self._guarded(process, held)
+        self._run(process, work, scheduler, ended)
         fate = (
             rng.choices(["", "marked", "killed", "cleared"], [6, 2, 2, 2])[0] if self.history.faulty else ""
         )
@@ -256,7 +264,7 @@ class Airflow:
         return fate == "cleared"
 
     async def _guarded(self, process: Process, held: Lease) -> None:
-        """Enter the lease, work under it and leave it, as `guard.Guard` does around a task's code."""
+        """Enter the lease, work under it and leave it, as the guard does, by the asynchronous client."""
         locks = self.history.connect(process)
         lost = process.create_future()
         beats = None

@@ -6,17 +6,18 @@
 2. Fencing tokens strictly increase, also across a deletion by TTL and by `forget`.
 3. Only its holder releases or renews a lease. A reclaim requires the version that the reclaimer saw. An undo
    releases all locks of a set.
-4. After the faults have ended, a lock with waiters is acquired within a bound after its last heartbeat.
+4. After the faults have ended, a lock with waiters is acquired within a bound after its last heartbeat. If it
+   was released, and all of its waiters are alive, it is acquired within two polls.
 5. After the faults have ended, every waiter is granted the lock.
 6. No lock record and no waiter item becomes damaged. A capacity is unpinned only while the lock has no
    holder.
 7. In a queue, a living waiter is overtaken only by a higher priority, or within the limits that
    docs/protocol.md states. A waiter that is gone no longer counts, and entries of dead waiters are removed.
 8. A lock is not granted again before its `min_hold`.
-9. A holder is notified within a second after its lease has run out.
+9. A holder is notified within a second after its lease has run out. A guard stops its task in time.
 
-`QueueChecker` checks 7. `History` checks 4 and 5, because it knows when the faults end and which clients
-wait. `final_checks` checks after the history what cannot be checked before.
+`QueueChecker` checks 7, `IdleChecker` the second part of 4. `History` checks 4 and 5, because it knows when the
+faults end and which clients wait. `final_checks` checks after the history what cannot be checked before.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from airflow_dynamo_lock.core.model.limits import MARGIN, WAITING_PREFIX
 from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY
 from proof.simulator.dynamodb import ItemKey
 from proof.simulator.expressions import Item
+from proof.simulator.idle_checker import IdleChecker
 from proof.simulator.lease_use import NEVER, Grant, LeaseUse, RecordedTerm
 from proof.simulator.queue_checker import QueueChecker, about_of
 from proof.simulator.world import BEGIN, Process, World
@@ -143,6 +145,7 @@ class Checker:
     released_with_time: dict[ItemKey, float] = field(default_factory=dict)
     released_after_faults: dict[str, float] = field(default_factory=dict)
     queue: QueueChecker = field(init=False)
+    idle: IdleChecker = field(init=False)
     # Ids of leases whose grant the caller has received.
     _confirmed: set[str] = field(default_factory=set)
     # Released leases whose record refuses acquires that were sent before the release, by `last_freed_at`.
@@ -150,6 +153,7 @@ class Checker:
 
     def __post_init__(self) -> None:
         self.queue = QueueChecker(self.world, apart=self.apart)
+        self.idle = IdleChecker(self.world, self.queue)
 
     def report(self, violation: str) -> None:
         """Add a violation."""
@@ -188,12 +192,15 @@ class Checker:
         self.world.log(f"holds {lease.key} as {lease.lease_id}, token {lease.token}", process)
 
     @contextmanager
-    def using(self, process: Process, lease: Lease, *, inside: bool = False) -> Iterator[None]:
+    def using(
+        self, process: Process, lease: Lease, *, inside: bool = False, guarded: bool = False
+    ) -> Iterator[None]:
         """Record that the process works under the lease until the block ends or the process is killed.
 
         :param inside: whether the process is a guarded one, which leaves the lease and does not release it.
+        :param guarded: whether the real guard stops the work.
         """
-        use = LeaseUse(process, lease, process.true_now)
+        use = LeaseUse(process, lease, process.true_now, guarded=guarded)
         self.uses.append(use)
         self.world.log(f"works under {lease.lease_id}", process)
         self._check_end(use)
@@ -261,6 +268,8 @@ class Checker:
         self._check_old_holders(write)
         self._note_last_freed_at(write)
         self._check_grants(write)
+        if not key.startswith(WAITING_PREFIX) and (violation := self.idle.written(key, before, after)):
+            self.report(f"{violation} (invariant 4)")
         self._note_stamps(write)
         for use in self.uses:
             if use.end == NEVER and use.lease.key == key:

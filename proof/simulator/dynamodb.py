@@ -79,6 +79,7 @@ class Table:
         its write.
     :ivar tokens: idempotency token of each committed transaction, with its time and its items.
     :ivar throughput: write units that each partition has used during the last second.
+    :ivar on_change: called for each item that is written or deleted.
     """
 
     max_staleness: float = 0.0
@@ -86,6 +87,7 @@ class Table:
     past: dict[ItemKey, list[tuple[float, Item | None]]] = field(default_factory=dict)
     tokens: dict[str, tuple[float, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
     throughput: limits.Throughput = field(default_factory=limits.Throughput)
+    on_change: Callable[[ItemKey], None] = lambda _: None
     _sizes: dict[ItemKey, tuple[Item, int]] = field(default_factory=dict)  # cache of the size of each item
 
     def write(self, kind: str, params: Mapping[str, Any], now: float) -> Written:
@@ -243,6 +245,7 @@ class Table:
             self.items.pop(at, None)
         else:
             self.items[at] = item
+        self.on_change(at)
 
 
 def _check(action: str, params: Mapping[str, Any]) -> None:

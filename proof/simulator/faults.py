@@ -12,6 +12,7 @@ from proof.simulator.world import BEGIN, Process
 
 if TYPE_CHECKING:
     from proof.simulator.history import History
+    from proof.simulator.streams import Stream
 
 DAY = 24 * 3600.0
 
@@ -54,6 +55,16 @@ class Faults:
             world.at(rng.uniform(0.5, latest), None, rng.choices(events, weights)[0])
         if rng.random() < 0.06:
             world.at(rng.uniform(0.5, ends), None, self._suspend_all)
+
+    def schedule_stream(self, stream: Stream, ends: float) -> None:
+        """Choose what happens to the table's stream, and schedule it before the time `ends`.
+
+        In a calm history it is only split: after it was replaced, processes miss changes for a while.
+        """
+        rng, calm = self.world.random, self.history.calm
+        for _ in range(rng.choice([0, 4, 8] if calm else [0, 1, 2])):
+            event = stream.split if calm or rng.random() < 0.5 else stream.disable
+            self.world.at(rng.uniform(0.5, ends), None, event)
 
     # -- processes and machines -----------------------------------------------------------------------------
 

@@ -15,10 +15,13 @@ from proof.simulator.checker import Checker
 from proof.simulator.dynamodb import ItemKey
 from proof.simulator.expressions import Item
 from proof.simulator.lease_use import NEVER, Grant, LeaseUse
+from proof.simulator.world import Process
 
 # Seconds within which a holder is notified of its loss: one by the slowest clock, and some steps of its
 # process.
 _NOTICE = 1.1
+# Seconds from a loss until the guard has stopped the work, on the slowest clock, and some steps of its process.
+_STOP, _STOP_TOLERANCE = 3.0 / 0.95, 0.3
 # Seconds that the undo of a set takes, key by key. A claim that arrives meanwhile is undone in part.
 _UNDO = 0.031
 
@@ -34,6 +37,8 @@ def verify(checker: Checker, items: Mapping[ItemKey, Item]) -> None:
         checker.report(gone)
     for use in checker.uses:
         _check_notice(checker, use)
+        if use.guarded:
+            _check_stopped(checker, use)
     for key, capacity in checker.capacities.items():
         _check_exclusion(checker, key)
         _check_tokens(checker, [grant for grant in checker.grants if grant.key == key], capacity)
@@ -69,17 +74,37 @@ def _check_notice(checker: Checker, use: LeaseUse) -> None:
     lost = min((at for at, until in history if until == -NEVER), default=NEVER)
     _, runs_out = max(((at, until) for at, until in history if at <= lost), key=lambda each: each[1])
     until = min(lost, use.left, checker.world.now)
-    if runs_out + _NOTICE >= until:
-        return
-    stopped, counted = 0.0, runs_out
-    for begin, end in sorted(process.pauses):
-        stopped += max(0.0, min(end, until) - max(begin, counted))
-        counted = max(counted, end)
-    if until - runs_out - stopped > _NOTICE:
+    if _running(process, runs_out, until) > _NOTICE:
         checker.report(
             f"{use.lease.lease_id} ran out at {runs_out:.3f}, "
             f"and {process.name} was not notified until {until:.3f}"
         )
+
+
+def _check_stopped(checker: Checker, use: LeaseUse) -> None:
+    """Check that the guard stopped the work in time: before the end of a lease that it gave up because heartbeats
+    failed, and within `_STOP` after any other loss. Only seconds in which the process ran count."""
+    lost = min((at for at, until in use.term.history if until == -NEVER), default=NEVER)
+    if lost == NEVER or use.left <= lost:
+        return
+    runs_out = max(until for at, until in use.term.history if at <= lost)
+    failing = use.term.lost == "no heartbeat has succeeded in time" and lost < runs_out
+    left = min(use.left, checker.world.now)
+    late = _running(use.process, lost, left) - (runs_out - lost if failing else _STOP)
+    if late > _STOP_TOLERANCE:
+        checker.report(
+            f"{use.process.name} lost {use.lease.lease_id} at {lost:.3f}, and its guard stopped it at {left:.3f}, "
+            f"{late:.3f} s too late"
+        )
+
+
+def _running(process: Process, begin: float, end: float) -> float:
+    """Seconds between two true times in which the process ran."""
+    running, counted = max(0.0, end - begin), begin
+    for paused, resumed in sorted(process.pauses):
+        running -= max(0.0, min(resumed, end) - max(paused, counted))
+        counted = max(counted, resumed)
+    return running
 
 
 def _check_exclusion(checker: Checker, key: str) -> None:

@@ -20,13 +20,16 @@ from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import LockError
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.wait.poller import _SELDOM
+from proof.simulator import guards, threads
 from proof.simulator.airflow import Airflow
 from proof.simulator.checker import Checker
 from proof.simulator.dynamodb import Table
 from proof.simulator.faults import Faults
 from proof.simulator.final_checks import verify
 from proof.simulator.network import NO_FAULTS, TABLE, Network, Sdk
-from proof.simulator.threads import Threaded, simulated
+from proof.simulator.streams import Stream, short_answers
+from proof.simulator.threads import Threaded
 from proof.simulator.world import BEGIN, Assumptions, Process, World
 
 # Longest pause between two polls, in poll intervals, and longest attempt without faults, in seconds.
@@ -34,6 +37,9 @@ _LONGEST_POLL, _LONGEST_ATTEMPT = 1.25, 3.0
 # A dead waiter holds up the waiters behind it for this many seconds after its last heartbeat, and then for
 # this many polls.
 _DEAD_WAITER_SECONDS, _DEAD_WAITER_POLLS = 30.0, 6
+# Seconds after the faults until no process pauses because of one, and until each notices that its stream is not the
+# table's.
+_SETTLED_AFTER, _STREAM_CHECKED_WITHIN = 10.0, 75.0
 
 _Client = AsyncLockClient | Threaded
 
@@ -67,7 +73,12 @@ def play(
     """
     world = World(seed, assumptions or Assumptions(), log_line=log_line)
     history = History(world)
-    with world.patched(history.checker.term), simulated(world):
+    with (
+        world.patched(history.checker.term),
+        threads.simulated(world),
+        guards.simulated(),
+        short_answers(),
+    ):
         history.play()
     checker = history.checker
     return Verdict(seed, tuple(checker.violations), dict(world.faults), len(checker.grants), world.now)
@@ -88,6 +99,8 @@ class History:
     :ivar longest_lease: longest duration that a holder has requested so far, in seconds.
     :ivar actors: processes whose work has not ended, and what they do.
     :ivar schedulers: processes of Airflow's schedulers, which are never killed.
+    :ivar threads: whether processes outside Airflow use `LockClient`, and guarded tasks the real guard.
+    :ivar calm: whether the history has no faults but those of the stream.
     :ivar faulty: whether the faulty phase lasts.
     :ivar resumes_at: true time until which all machines are suspended.
     """
@@ -128,6 +141,11 @@ class History:
         )
         self.checker.queue.items = self.table.items
         self.network.on_arrival = self.checker.queue.arrived
+        if world.seed % 7 == 3:
+            self.network.stream = Stream(world)
+            self.table.on_change = self.network.stream.changed
+        self.calm = world.seed % 14 == 3
+        self.threads = world.seed % 5 == 4
         if self.kind == "shared" and rng.random() < 0.3:
             self._add_dead_readers()
         self.actors: dict[Process, str] = {}
@@ -166,7 +184,16 @@ class History:
             weights = [8, 1, 0, 2] if races else [5, 4, 1, 1]
             world.at(rng.uniform(0, 3), None, rng.choices(actors, weights)[0])
         ends = 25.0 if races else rng.choice([15.0, 30.0, 60.0])
-        self.faults.schedule(ends)
+        if len(self.keys) == 1:  # a waiter for two locks leaves one idle while it waits for the other
+            longest_poll = self.poll * _LONGEST_POLL
+            self.checker.idle.longest = 2 * longest_poll + _LONGEST_ATTEMPT
+            self.checker.idle.longest_if_behind = (_SELDOM + 2) * longest_poll + _LONGEST_ATTEMPT
+        if self.calm:
+            self.checker.idle.begins = 0.0
+        else:
+            self.faults.schedule(ends)
+        if self.network.stream is not None:
+            self.faults.schedule_stream(self.network.stream, ends)
         world.run(lambda: False, ends)
         self._recover()
         verify(self.checker, self.table.items)
@@ -184,6 +211,8 @@ class History:
             process.can_send = process.can_receive = True
         begun = max([world.now, *(each.paused_until for each in world.processes if each.alive)])
         checker.faults_ended = checker.queue.faults_ended = begun
+        replaced = bool(self.world.faults["stream replaced"])
+        checker.idle.begins = begun + (_STREAM_CHECKED_WITHIN if replaced else _SETTLED_AFTER)
         world.log("The faults have ended.")
         if rng.random() < 0.3 or len(self.keys) > 1:
             for _ in range(rng.randint(1, 3)):
@@ -195,6 +224,9 @@ class History:
         longest_poll = self.poll * _LONGEST_POLL
         observed = max(self.longest_lease, self.min_hold) / (1 - world.assumptions.rates)
         longest_silence = observed + 2 * longest_poll + _LONGEST_ATTEMPT
+        if self.network.stream is not None:
+            # The stream may have been replaced, so that only the next full poll shows a change.
+            longest_silence += min(10 * self.poll, 30.0) * _LONGEST_POLL
         if self.fair:
             longest_silence += _DEAD_WAITER_SECONDS + _DEAD_WAITER_POLLS * longest_poll
         latest = begun + world.assumptions.late + 12 * (longest_silence + self.grace)
@@ -221,22 +253,27 @@ class History:
             # client may hold the lock beside others, and need not have removed the entries before its own.
             world.run(lambda: False, world.now + 100.0)
             for key, process in last_clients.items():
-                for left in (
-                    checker.queue.dead_entries(key, process.name, checker.granted) if process.alive else ()
-                ):
-                    checker.report(left)
+                # A plain claim fails while the lock is in use as a semaphore.
+                granted = any(each.key == key and each.lease_id in process.ids for each in checker.grants)
+                if process.alive and granted:
+                    for left in checker.queue.dead_entries(key, process.name, checker.granted):
+                        checker.report(left)
 
     # -- processes ------------------------------------------------------------------------------------------
 
     def connect(self, process: Process) -> AsyncLockClient:
         """Return a client in that process."""
-        return AsyncLockClient(Sdk(self.network, process), **self._settings(process))
+        sdk = Sdk(self.network, process)
+        streams = sdk if self.network.stream is not None else None
+        return AsyncLockClient(sdk, streams=streams, **self._settings(process))
 
     def connect_plain(self, process: Process) -> _Client:
-        """Return the client of a process outside Airflow: a `LockClient` in every fifth history."""
-        if self.world.seed % 5 == 4:
-            return Threaded(self.network, process, **self._settings(process))
-        return self.connect(process)
+        """Return the client of a process outside Airflow."""
+        return self.connect_threads(process) if self.threads else self.connect(process)
+
+    def connect_threads(self, process: Process) -> Threaded:
+        """Return a `LockClient` in that process."""
+        return Threaded(self.network, process, **self._settings(process))
 
     def _settings(self, process: Process) -> dict[str, Any]:
         return {

@@ -44,6 +44,7 @@ class LeaseUse:
     :ivar begin: true time at which the work began.
     :ivar end: true time from which the process no longer counts on the lease, even if the term lasts longer.
     :ivar left: true time at which the process left the code that the lease protects.
+    :ivar guarded: whether the real guard stops that code.
     """
 
     process: Process
@@ -51,6 +52,7 @@ class LeaseUse:
     begin: float
     end: float = NEVER
     left: float = NEVER
+    guarded: bool = False
 
     @property
     def term(self) -> RecordedTerm:

@@ -45,6 +45,9 @@ from airflow_dynamo_lock.core.table.format import QUEUE_IGNORED
 from airflow_dynamo_lock.core.table.items import VERIFIED
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.wait import stream
+from airflow_dynamo_lock.core.wait.poller import Poller
+from airflow_dynamo_lock.core.wait.stream import StreamReader
+from proof.simulator.guards import GUARD
 
 
 @dataclass(frozen=True)
@@ -237,12 +240,12 @@ MUTATIONS = {
             (r"attribute_exists\(#holders\.#me\)", "attribute_exists(#holders)"),
             (r" AND size.*$", ""),
         ),
-        seed=4,
+        seed=3,
     ),
     "release-with-processes-inside": Mutation(
         "R8: a release requires that no process is inside",
         _rewritten("release", (r" AND size\(#holders\.#me\.#processes\) = :zero", "")),
-        seed=4,
+        seed=3,
     ),
     "no-margin": Mutation(
         "R4: a holder does not use the last tenth of its lease", _patched(lease_module, "MARGIN", 0.0), seed=0
@@ -355,7 +358,7 @@ MUTATIONS = {
         _patched(
             NativeFormat, "delete_entry", lambda self, key, place: _delete_entry(self, key, f"{place} or so")
         ),
-        seed=3,
+        seed=6,
     ),
     "tickets-taken-one-by-one": Mutation(
         "sets: a waiter for a set takes all its tickets in one transaction",
@@ -365,7 +368,7 @@ MUTATIONS = {
     "hold-until-not-corrected": Mutation(
         "`min_hold`: the correction of a grant's time also corrects `hold_until`",
         _patched(grant_writes, "_set_hold_until", lambda claim: ""),
-        seed=45,
+        seed=110,
     ),
     "same-lease-id": Mutation(
         "R7: each attempt has a lease id of its own", _patched(acquire, "replace", _same_id), seed=667
@@ -373,7 +376,7 @@ MUTATIONS = {
     "lost-acquire-is-busy": Mutation(
         "R5: an acquire whose answer was lost finds its own lease and continues the grant",
         _patched(NativeFormat, "reacquire", lambda self, claim, mine, stamp: self.acquire_idle(claim, stamp)),
-        seed=8,
+        seed=2,
     ),
     # -- found by a search for flaws in the protocol --------------------------------------------------------
     "reclaim-without-enough-slots": Mutation(
@@ -413,7 +416,7 @@ MUTATIONS = {
             _edited(Renewing.renew_all, ("min(each.stamped_at for each", "max(each.stamped_at for each")),
             _edited(Renewing._renew_together, ("stamps[0].at", "stamps[-1].at")),
         ),
-        seed=59,
+        seed=73,
     ),
     "set-grant-counts-from-last": Mutation(
         "R4: the grant of a set counts from the earliest of its stamps",
@@ -434,7 +437,7 @@ MUTATIONS = {
                 "attribute_exists(#capacity_pinned)",
             ),
         ),
-        seed=409,
+        seed=776,
     ),
     "forget-at-once": Mutation(
         "R10: `forget` deletes a record only if its last token is old enough",
@@ -470,7 +473,7 @@ MUTATIONS = {
     "server-time-from-reply": Mutation(
         "R3: server time counts from when the request was sent, not from when the answer arrived",
         _edited(ServerClock.note, ("reply.sent_at", "reply.received_at")),
-        seed=45,
+        test="tests/core/test_clocks.py::test_a_slow_answer_does_not_put_the_estimate_behind",
     ),
     "head-passes-the-living": Mutation(
         "queue: a grant does not move the head past living waiters",
@@ -535,6 +538,41 @@ MUTATIONS = {
         _patched(stream, "_may_be_cut_off", lambda records: False),
         test="tests/core/test_streams.py"
         "::test_after_an_answer_that_may_be_cut_off_it_has_not_heard_of_all_changes",
+    ),
+    "restarted-stream-trusted": Mutation(
+        "R11: after a restart of the stream's reader, all keys are read",
+        _edited(StreamReader._open, ("self.poller.changed()", "pass")),
+        seed=7857,
+    ),
+    "children-of-a-shard-missing": Mutation(
+        "R11: a stream's shards are not read before the children of each closed one are listed",
+        _edited(
+            StreamReader._open,
+            ('any(_is_closed(shard) and shard["ShardId"] not in parents for shard in shards)', "False"),
+        ),
+        seed=1809,
+    ),
+    "replaced-stream-read": Mutation(
+        "R11: the stream's reader checks once a minute that the stream is the table's",
+        _edited(StreamReader._catch_up, ("now - self._checked_at > _CHECK", "self._arn is None")),
+        test="tests/core/test_streams.py"
+        "::test_a_stream_that_is_disabled_while_it_can_still_be_read_is_noticed",
+    ),
+    "changed-key-read-stale": Mutation(
+        "R11: the read of a changed key is consistent",
+        _edited(Poller._next, ("return changed & watched, True", "return changed & watched, False")),
+        seed=759,
+    ),
+    "free-slots-forgotten": Mutation(
+        "R11: beside a stream, a lock that was seen to be free is read again after one interval",
+        _edited(Poller._notify, ("min(soon, self", "min(math.inf, self")),
+        seed=1718,
+    ),
+    "death-beside-a-stream-unseen": Mutation(
+        "R11: beside a stream, a lock is read again when a silent holder would be dead",
+        _edited(Poller._notify, ("min(soon, self.observer.next_death(record, reply))", "soon")),
+        test="tests/core/test_streams.py"
+        "::test_a_dead_holder_is_noticed_when_its_lease_has_run_out_and_not_at_the_next_poll",
     ),
     # -- one for each condition and comparison in the core that no other test covered -----------------------
     "first-seen-when-asked": Mutation(
@@ -732,7 +770,7 @@ MUTATIONS = {
     "thread-sleeps-in-one-piece": Mutation(
         "R4: a thread that waits for its next heartbeat notices a suspend",
         _edited(KeepAlive._sleep, ("for piece in pieces(seconds, since):", "for piece in [seconds]:")),
-        seed=424,
+        seed=264,
     ),
     "request-waits-in-one-piece": Mutation(
         "R4: a thread that waits for an answer notices a suspend",
@@ -748,6 +786,20 @@ MUTATIONS = {
         "cancellation: an interrupted acquire leaves no lease and no waiter item",
         _edited(ThreadRuntime._run, ("except BaseException as raised", "except Exception as raised")),
         seed=69,
+    ),
+    # -- the guard ------------------------------------------------------------------------------------------
+    "guard-never-ends-the-process": Mutation(
+        "R9: the guard ends a process whose task catches all interruptions",
+        _edited(GUARD.Guard._stop, ("end_process()", "pass")),
+        seed=114,
+    ),
+    "guard-stops-at-the-end": Mutation(
+        "R9: the guard begins to stop a task before its lease ends",
+        _edited(
+            GUARD.Guard._keep_alive,
+            ("safe_time=min(_STOP_SECONDS, _STOP_SHARE_OF_GRACE * grace)", "safe_time=0.01"),
+        ),
+        seed=114,
     ),
     "newer-version-overwritten": Mutation(
         "R13: a record of a newer format version is not written to",

@@ -27,6 +27,7 @@ from proof.simulator.dynamodb import (
     item_key,
 )
 from proof.simulator.expressions import InvalidExpression, Item
+from proof.simulator.streams import Stream, StreamGone
 from proof.simulator.world import BEGIN, Process, World
 
 TABLE = "locks"
@@ -102,6 +103,7 @@ class Network:
     :ivar fault_rates: the present probabilities of faults.
     :ivar on_arrival: called for each request that arrives.
     :ivar tokens: idempotency tokens for the transactions that the SDK sends.
+    :ivar stream: the table's stream; None if it has none.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Network:
         self.fault_rates = NO_FAULTS
         self.on_arrival: OnArrival = lambda *_: None
         self.tokens = map(str, count(1))
+        self.stream: Stream | None = None
         self._transacted: set[ItemKey] = set()
 
     def send(
@@ -211,8 +214,13 @@ class Network:
                     output = {"Responses": {TABLE: items}}
                 case "Query":
                     output = self.table.query(params, self._read_times(params, sent))
+                case "DescribeTable":
+                    output = {"Table": {} if self.stream is None else self.stream.description()}
                 case _:
-                    raise NotImplementedError(action)
+                    assert self.stream is not None
+                    output = self.stream.answer(action, params, faulty=self.fault_rates is not NO_FAULTS)
+        except StreamGone as gone:
+            return _error(action, str(gone), 400, metadata)
         except _Failure as failure:
             return _error(action, failure.code, 400, metadata, failure.more, failure.message)
         except Throttled:
@@ -369,6 +377,18 @@ class Sdk:
 
     async def query(self, **params: Any) -> Any:
         return await self._call("Query", params)
+
+    async def describe_table(self, **params: Any) -> Any:
+        return await self._call("DescribeTable", params)
+
+    async def describe_stream(self, **params: Any) -> Any:
+        return await self._call("DescribeStream", params)
+
+    async def get_shard_iterator(self, **params: Any) -> Any:
+        return await self._call("GetShardIterator", params)
+
+    async def get_records(self, **params: Any) -> Any:
+        return await self._call("GetRecords", params)
 
     async def _call(self, action: str, params: Mapping[str, Any]) -> Any:
         for attempt in range(ATTEMPTS):

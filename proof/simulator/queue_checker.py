@@ -88,6 +88,8 @@ class QueueChecker:
     _writer: dict[ItemKey, Process] = field(default_factory=dict)
     _lease_id: dict[ItemKey, str] = field(default_factory=dict)
     _enqueued: dict[ItemKey, float] = field(default_factory=dict)
+    # By key: when each lease id last had its entry written or deleted.
+    _changed: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     # By key and actor.
     _own_entries: dict[tuple[str, str], _OwnEntry] = field(default_factory=dict)
 
@@ -126,6 +128,8 @@ class QueueChecker:
         :param after: the item after the write; None if it was deleted.
         """
         if after is None:
+            if (lease_id := self._lease_id.get((key, entry))) is not None:
+                self._changed[key][lease_id] = self.world.now
             self._heartbeats.pop((key, entry), None)
             self._enqueued.pop((key, entry), None)
             return
@@ -139,6 +143,7 @@ class QueueChecker:
                 self._own_entries[actor] = _OwnEntry(entry, self.world.now, self.sent)
             self._writer[key, entry] = process
             self._lease_id[key, entry] = after["lease_id"]["S"]
+            self._changed[key][after["lease_id"]["S"]] = self.world.now
         # A heartbeat that arrived late is as old as its stamp.
         at = self.world.now
         for stamped in (after, *(each["M"] for each in after.get("holders", {}).get("M", {}).values())):
@@ -272,6 +277,31 @@ class QueueChecker:
         if "process" in after or not owner or owner in process.ids:
             return None
         return f"{process.name} handed over {before['entry']['S']}, in which {owner} waits"
+
+    def undisturbed(self, key: str, after: Item, since: float) -> bool:
+        """Whether a queue had waiters before a lock was granted, all of them alive, and did not change since then.
+
+        :param after: lock record after the grant.
+        """
+        waiters = self._waiters(key)
+        others = {at for lease_id, at in self._changed[key].items() if lease_id not in after["holders"]["M"]}
+        return (
+            any(self._enqueued[at] < since for at, _ in waiters)
+            and max(others, default=-NEVER) < since - _RECENT
+            and all(self._lives(about_of(item)["actor"]) for _, item in waiters)
+        )
+
+    def ticket(self, key: str, lease_id: str) -> int:
+        """Return the ticket of a waiter; 0 if it has no entry."""
+        entries = [entry for (of, entry), each in self._lease_id.items() if (of, each) == (key, lease_id)]
+        return max((ticket_of(entry.removeprefix(WAITER_ENTRY)) for entry in entries), default=0)
+
+    def _lives(self, actor: str) -> bool:
+        """Whether an actor waits, in a process that runs."""
+        if actor not in self.waiting:
+            return False
+        process = self.processes[actor]()
+        return process.alive and process.paused_until <= self.faults_ended
 
     # -- what is checked at the end; each method yields what is wrong ---------------------------------------
 

@@ -202,7 +202,7 @@ class SimpleQueue(_Waitable):
         return self._items.popleft()
 
 
-def _sleep(seconds: float) -> None:
+def sleep(seconds: float) -> None:
     """Replaces `time.sleep`."""
     thread = getcurrent()
     assert isinstance(thread, Thread)
@@ -218,7 +218,7 @@ def simulated(world: World) -> Iterator[None]:
         patch.object(threads, "threading", threading),
         patch.object(claims, "threading", threading),
         patch.object(threads, "SimpleQueue", SimpleQueue),
-        patch.object(threads, "time", SimpleNamespace(sleep=_sleep)),
+        patch.object(threads, "time", SimpleNamespace(sleep=sleep)),
     ):
         yield
 
@@ -260,6 +260,7 @@ class Threaded:
     Each call runs in a thread of the process, and the coroutine awaits its end. If the coroutine is
     cancelled, it interrupts the thread and waits until the thread has cleaned up.
 
+    :ivar client: the `LockClient`, for code that runs in threads of its own.
     :ivar returned: true time at which `LockClient.lock` last returned a lease. The coroutine that awaits the
         lease may continue later, because the process may be paused in between.
     """
@@ -267,15 +268,17 @@ class Threaded:
     def __init__(self, network: Network, process: Process, **settings: Any) -> None:
         self._process = process
         self.returned = 0.0
-        self._client: Any = LockClient(_Boto3(network, process), **settings)
+        sdk = _Boto3(network, process)
+        streams = sdk if network.stream is not None else None
+        self.client: Any = LockClient(sdk, streams=streams, **settings)
 
     async def renew(self, *arguments: Any, **options: Any) -> Any:
         """Call `LockClient.renew`."""
-        return await self._in_thread(lambda: self._client.renew(*arguments, **options))
+        return await self._in_thread(lambda: self.client.renew(*arguments, **options))
 
     async def wait(self, *arguments: Any, **options: Any) -> Any:
         """Call `LockClient.wait`."""
-        return await self._in_thread(lambda: self._client.wait(*arguments, **options))
+        return await self._in_thread(lambda: self.client.wait(*arguments, **options))
 
     @asynccontextmanager
     async def lock(self, wanted: Any, **claim: Any) -> AsyncIterator[Any]:
@@ -283,7 +286,7 @@ class Threaded:
         entered, leave = self._process.create_future(), Event()
 
         def hold() -> None:
-            with self._client.lock(wanted, **claim) as held:
+            with self.client.lock(wanted, **claim) as held:
                 entered.set_result((held, self._process.true_now))
                 leave.wait()
 
