@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import boto3
 import pytest
@@ -48,14 +51,14 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
     ),
     "acquire, waiting": (
         # As a task does: with a lease id that another process may have waited under.
-        lambda locks, key, _: _until_timeout(
-            lambda: locks.acquire(key, timeout=0.05, poll_interval=0.01, lease_id="ti")
+        lambda locks, key, _: _until_polled(
+            locks, lambda timeout: locks.acquire(key, timeout=timeout, poll_interval=0.01, lease_id="ti")
         ),
         {"UpdateItem", "BatchGetItem", "Query", "PutItem", "DeleteItem"},
     ),
     "acquire, waiting but not in line": (
-        lambda locks, key, _: _until_timeout(
-            lambda: locks.acquire(key, timeout=0.05, poll_interval=0.01, fair=False)
+        lambda locks, key, _: _until_polled(
+            locks, lambda timeout: locks.acquire(key, timeout=timeout, poll_interval=0.01, fair=False)
         ),
         {"UpdateItem", "BatchGetItem"},
     ),
@@ -65,7 +68,9 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
     "leave": (lambda locks, _, lease: locks.leave(lease, "p"), {"UpdateItem"}),
     "release": (lambda locks, _, lease: locks.release(lease), {"UpdateItem"}),
     "wait": (
-        lambda locks, key, _: _until_timeout(lambda: locks.wait(key, timeout=0.05, poll_interval=0.01)),
+        lambda locks, key, _: _until_polled(
+            locks, lambda timeout: locks.wait(key, timeout=timeout, poll_interval=0.01)
+        ),
         {"GetItem", "BatchGetItem"},
     ),
     "look": (lambda locks, key, _: locks.look(key), {"GetItem"}),
@@ -119,11 +124,24 @@ def actions_of(role: str) -> set[str]:
     return {action.removeprefix("dynamodb:") for each in statements for action in each["Action"]}
 
 
-def _until_timeout(call: Callable[[], object]) -> None:
-    try:
-        call()
-    except TimeoutError:
-        return
+def _until_polled(locks: LockClient, wait: Callable[[float], object]) -> None:
+    """Wait for a held lock until the client has polled it. On a busy machine that takes longer than a short timeout.
+
+    :param wait: waits for this number of seconds.
+    """
+    sdk, polled = locks._client, threading.Event()
+    read = sdk.batch_get_item
+
+    def batch_get_item(**params: Any) -> Any:
+        polled.set()
+        return read(**params)
+
+    timeout = 0.05
+    with patch.object(sdk, "batch_get_item", batch_get_item):
+        while not polled.is_set():
+            with suppress(TimeoutError):
+                wait(timeout)
+            timeout *= 2
 
 
 @pytest.fixture(scope="module")
