@@ -87,7 +87,7 @@ def _requests_targets(requests: Mapping[str, Any]) -> Iterator[Target]:
     ours = cycle[OURS.name]["later"]["requests"]
     others = {each.name: cycle[each.name]["later"]["requests"] for each in RIVALS}
     yield Target(
-        "2 requests per uncontended cycle, where each of the others needs 3 or more",
+        "2 requests per uncontended cycle; the others 3 or more",
         f"{ours:g}; {', '.join(f'{name} {value:g}' for name, value in others.items())}",
         ours == 2 and min(others.values()) >= 3,
         "requests",
@@ -100,7 +100,7 @@ def _speed_targets(speed: Mapping[str, Any], part: str = "speed", condition: str
         best = min((each.name for each in RIVALS), key=lambda name: contestants[name]["ours_to_it"]["median"])
         ratio = contestants[best]["ours_to_it"]
         yield Target(
-            f"cycles per second, {case}: at least 1.4 times the best of the others",
+            f"cycles per second, {case}: at least 1.4 times the best other",
             f"{_range(ratio)} times {best}",
             ratio["median"] >= 1.4,
             part,
@@ -115,7 +115,7 @@ def _speed_targets(speed: Mapping[str, Any], part: str = "speed", condition: str
 
 
 def _distance_targets(distance: Mapping[str, Any]) -> Iterator[Target]:
-    yield from _speed_targets(distance, "distance", ", 5 ms of delay for each request")
+    yield from _speed_targets(distance, "distance", ", 5 ms of delay")
 
 
 def _handover_targets(handover: Mapping[str, Any]) -> Iterator[Target]:
@@ -140,7 +140,7 @@ def _handover_targets(handover: Mapping[str, Any]) -> Iterator[Target]:
 def _recovery_targets(recovery: Mapping[str, Any]) -> Iterator[Target]:
     longest = recovery["contestants"][OURS.name]["old"]["seconds"]["max"]
     yield Target(
-        "a newcomer acquires the lock of a dead holder, whose lease is over, in under 1 s",
+        "lock of a dead holder, after its lease: acquired in under 1 s",
         f"{longest:.2f} s at most, with a lease of {recovery['lease']:g} s",
         longest < 1,
         "recovery",
@@ -172,4 +172,4 @@ def _waiting_targets(waiting: Mapping[str, Any]) -> Iterator[Target]:
 
 
 def _range(spread: Mapping[str, Any]) -> str:
-    return f"{spread['median']:.2f} (rounds: {spread['min']:.2f} to {spread['max']:.2f})"
+    return f"{spread['median']:.2f} ({spread['min']:.2f}–{spread['max']:.2f})"
