@@ -100,10 +100,11 @@ def told(capfd: pytest.CaptureFixture[str]) -> Iterator[Told]:
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s %(args)s"))
     root = logging.getLogger()
-    levels = {name: logging.getLogger(name).level for name in ("", "airflow_dynamo_lock", *OTHERS)}
-    root.addHandler(handler)
+    # The SDK's loggers first: a poller of an earlier test may still read, and is not to be heard at DEBUG meanwhile.
+    levels = {name: logging.getLogger(name).level for name in (*OTHERS, "airflow_dynamo_lock", "")}
     for name in levels:
         logging.getLogger(name).setLevel(logging.INFO if name in OTHERS else logging.DEBUG)
+    root.addHandler(handler)
     try:
         yield told
     finally:
