@@ -71,7 +71,7 @@ def _check_notice(checker: Checker, use: LeaseUse) -> None:
     Only seconds in which its process ran count.
     """
     history, process = use.term.history, use.process
-    lost = min((at for at, until in history if until == -NEVER), default=NEVER)
+    lost = use.term.lost_at
     _, runs_out = max(((at, until) for at, until in history if at <= lost), key=lambda each: each[1])
     until = min(lost, use.left, checker.world.now)
     if _running(process, runs_out, until) > _NOTICE:
@@ -84,7 +84,7 @@ def _check_notice(checker: Checker, use: LeaseUse) -> None:
 def _check_stopped(checker: Checker, use: LeaseUse) -> None:
     """Check that the guard stopped the work in time: before the end of a lease that it gave up because heartbeats
     failed, and within `_STOP` after any other loss. Only seconds in which the process ran count."""
-    lost = min((at for at, until in use.term.history if until == -NEVER), default=NEVER)
+    lost = use.term.lost_at
     if lost == NEVER or use.left <= lost:
         return
     runs_out = max(until for at, until in use.term.history if at <= lost)

@@ -185,9 +185,8 @@ class History:
             world.at(rng.uniform(0, 3), None, rng.choices(actors, weights)[0])
         ends = 25.0 if races else rng.choice([15.0, 30.0, 60.0])
         if len(self.keys) == 1:  # a waiter for two locks leaves one idle while it waits for the other
-            longest_poll = self.poll * _LONGEST_POLL
-            self.checker.idle.longest = 2 * longest_poll + _LONGEST_ATTEMPT
-            self.checker.idle.longest_if_behind = (_SELDOM + 2) * longest_poll + _LONGEST_ATTEMPT
+            self.checker.idle.longest = 2 * self.longest_poll + _LONGEST_ATTEMPT
+            self.checker.idle.longest_if_behind = (_SELDOM + 2) * self.longest_poll + _LONGEST_ATTEMPT
         if self.calm:
             self.checker.idle.begins = 0.0
         else:
@@ -221,14 +220,13 @@ class History:
         # A dead holder is seen at the next poll, observed for a whole lease on a slow clock, and reclaimed at
         # the poll after that. Waiters also wait for those ahead of them, until these are granted the lock or
         # proven dead.
-        longest_poll = self.poll * _LONGEST_POLL
         observed = max(self.longest_lease, self.min_hold) / (1 - world.assumptions.rates)
-        longest_silence = observed + 2 * longest_poll + _LONGEST_ATTEMPT
+        longest_silence = observed + 2 * self.longest_poll + _LONGEST_ATTEMPT
         if self.network.stream is not None:
             # The stream may have been replaced, so that only the next full poll shows a change.
             longest_silence += min(10 * self.poll, 30.0) * _LONGEST_POLL
         if self.fair:
-            longest_silence += _DEAD_WAITER_SECONDS + _DEAD_WAITER_POLLS * longest_poll
+            longest_silence += _DEAD_WAITER_SECONDS + _DEAD_WAITER_POLLS * self.longest_poll
         latest = begun + world.assumptions.late + 12 * (longest_silence + self.grace)
         last_writes = dict.fromkeys(self.keys, begun)
 
@@ -258,6 +256,11 @@ class History:
                 if process.alive and granted:
                     for left in checker.queue.dead_entries(key, process.name, checker.granted):
                         checker.report(left)
+
+    @property
+    def longest_poll(self) -> float:
+        """Longest pause between two polls, in seconds."""
+        return self.poll * _LONGEST_POLL
 
     # -- processes ------------------------------------------------------------------------------------------
 

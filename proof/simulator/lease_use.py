@@ -36,6 +36,11 @@ class RecordedTerm(Term):
         super().lose(why)
         self.history.append((self._process.true_now, -NEVER))
 
+    @property
+    def lost_at(self) -> float:
+        """True time of the loss; `NEVER` if the lease was not lost."""
+        return min((at for at, until in self.history if until == -NEVER), default=NEVER)
+
 
 @dataclass
 class LeaseUse:
