@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from airflow_dynamo_lock.core.model.errors import LockUnavailableError
+
 T = TypeVar("T")
 
 #: Time after which a test gives up waiting for an event, in seconds.
@@ -37,12 +39,12 @@ def on_time(attempt: Callable[[int], T]) -> T:
     """Run a test that needs punctual heartbeats. Repeat it with longer durations if the machine is too busy.
 
     :param attempt: the test. It multiplies its durations by its argument, and raises `TooBusyError` if a
-        heartbeat came too late.
+        heartbeat came too late. A `LockUnavailableError` counts as well: the engine did not answer in time.
     :return: the result of the first run that is conclusive.
     """
     for factor in (1, 4, 16):
         try:
             return attempt(factor)
-        except TooBusyError:
+        except (TooBusyError, LockUnavailableError):
             continue
     return attempt(64)
