@@ -23,6 +23,7 @@ from airflow_dynamo_lock import Lease, LockClient, LockError, LockLostError
 from airflow_dynamo_lock.core.effects import Operation
 from airflow_dynamo_lock.core.model.record import QueuePosition
 from deployments.clients import async_lock_client, lock_client
+from deployments.patience import PATIENCE
 
 
 class Child:
@@ -66,7 +67,7 @@ class Child:
         self.tell(do, **options)
         return self.hear(do)
 
-    def hear(self, what: str, *, within: float = 20.0) -> Any:
+    def hear(self, what: str, *, within: float = PATIENCE) -> Any:
         """What it tells next, which should be about that."""
         try:
             line = self._lines.get(timeout=within)
