@@ -107,7 +107,7 @@ def test_a_holder_stopped_for_less_than_its_lease_goes_on_as_if_nothing_had_been
     start_child: StartChild, client: LockClient, key: str
 ) -> None:
     holder = start_child()
-    holder.do("enter_block", key=key, lease=3.0)
+    holder.do("enter_block", key=key, lease=30.0)
     holder.stop()
     time.sleep(1.0)
     assert client.try_acquire(key) is None
