@@ -34,7 +34,7 @@ WORKER_SLOTS = 2  # per deployment: fewer than its waiting runs, to show that wa
 TABLE = "airflow_locks"
 REGION = "us-east-1"
 CREDENTIALS = "not-a-secret"  # the embedded DynamoDB accepts any credentials
-SECONDS_PER_TURN = 60.0  # longest average duration of a turn before the demo times out
+SECONDS_PER_TURN = 200.0  # longest average duration of a turn before the demo times out
 POLL = 1.0  # seconds between two requests for the state of the runs
 
 

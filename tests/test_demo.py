@@ -45,7 +45,7 @@ def assert_nothing_left(folder: Path) -> None:
 
 
 def test_two_deployments_take_turns(tmp_path: Path) -> None:
-    output, _ = demo(tmp_path, "--runs", "1").communicate(timeout=400)
+    output, _ = demo(tmp_path, "--runs", "1").communicate(timeout=900)
     assert "2 of 2 runs have ended" in output, output
     assert "No two runs overlapped, and every run had its turn." in output, output
     assert "<svg" in (tmp_path / "demo-report" / "index.html").read_text()
