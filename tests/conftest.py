@@ -58,15 +58,20 @@ def dynamodb_local() -> Iterator[Engine]:
         yield served
 
 
+#: Tests on simulated clocks.
+SIMULATED = ("tests/core/", "tests/simulator/")
+
+
 @pytest.fixture(autouse=True)
 def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait longer for an engine's answers than a client does: on a busy machine, one may take over 3 s."""
+    """Wait longer for an engine's answers than a client does: on a busy machine, one may take over 3 s.
+
+    The tests in `tests/core` check the client's own limit.
+    """
     if not request.node.nodeid.startswith(SIMULATED):
         monkeypatch.setattr(acquire, "_ANSWER_WITHIN", 60.0)
 
 
-#: Tests on simulated clocks.
-SIMULATED = ("tests/core/", "tests/simulator/")
 #: Tests that start whole Airflow deployments or many processes. One worker runs all of them, one after the
 #: other.
 ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/chaos/")

@@ -67,12 +67,12 @@ class Child:
         self.tell(do, **options)
         return self.hear(do)
 
-    def hear(self, what: str, *, within: float = PATIENCE) -> Any:
+    def hear(self, what: str) -> Any:
         """What it tells next, which should be about that."""
         try:
-            line = self._lines.get(timeout=within)
+            line = self._lines.get(timeout=PATIENCE)
         except Empty:
-            raise AssertionError(f"The child did not tell of {what!r} within {within:g} s.") from None
+            raise AssertionError(f"The child did not tell of {what!r} within {PATIENCE:g} s.") from None
         assert line, f"The child ended instead of telling of {what!r}."
         about, value = json.loads(line)
         assert about == what, f"The child told of {about!r}, not of {what!r}: {value}"

@@ -107,9 +107,9 @@ def test_a_holder_stopped_for_less_than_its_lease_goes_on_as_if_nothing_had_been
     start_child: StartChild, client: LockClient, key: str
 ) -> None:
     holder = start_child()
-    holder.do("enter_block", key=key, lease=30.0)
+    holder.do("enter_block", key=key, lease=9.0)  # with a heartbeat every 1.5 s
     holder.stop()
-    time.sleep(1.0)
+    time.sleep(3.0)
     assert client.try_acquire(key) is None
 
     holder.resume()
