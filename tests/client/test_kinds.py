@@ -86,8 +86,9 @@ def test_the_urgent_come_first_and_each_is_told_its_place(
     assert told[-1].describe() == "2nd of 2, behind urgent"
     elsewhere.release(held)
 
-    urgent.release(two.result(PATIENCE))
+    lease = two.result(PATIENCE)
     wait_until(lambda: told[-1].number == 1)
+    urgent.release(lease)
     assert one.result(PATIENCE)
     assert all(before != after for before, after in pairwise(told)), "nothing twice in a row"
 
