@@ -68,14 +68,16 @@ class Child:
         return self.hear(do)
 
     def hear(self, what: str) -> Any:
-        """What it tells next, which should be about that."""
+        """Return the value of its next report, which must be about `what`."""
         try:
             line = self._lines.get(timeout=PATIENCE)
         except Empty:
-            raise AssertionError(f"The child did not tell of {what!r} within {PATIENCE:g} s.") from None
-        assert line, f"The child ended instead of telling of {what!r}."
+            raise AssertionError(
+                f"The child process has not reported {what!r} within {PATIENCE:g} s."
+            ) from None
+        assert line, f"The child process ended before it reported {what!r}."
         about, value = json.loads(line)
-        assert about == what, f"The child told of {about!r}, not of {what!r}: {value}"
+        assert about == what, f"The child process reported {about!r}, not {what!r}: {value}"
         return value
 
     def kill(self) -> float:

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import dropwhile
 from typing import Any
 
 import pytest
@@ -217,7 +218,7 @@ def test_releasing_while_processes_are_inside_abandons_and_the_last_one_out_free
 ) -> None:
     lease = client.acquire(key, release_grace=20)
     inside = [elsewhere.enter(lease, process) for process in ("pid-1", "pid-2")]
-    assert all(0 < each.remaining() <= 20 for each in inside), "they count on the grace only"
+    assert all(10 < each.remaining() <= 20 for each in inside), "they count on the grace only"
 
     outcome = client.release(lease)
 
@@ -351,7 +352,7 @@ def test_grants_releases_reclaims_and_losses_are_logged_without_what_is_stored(
     ours = [record for record in caplog.records if record.name == "airflow_dynamo_lock"]
     told = [record.getMessage() for record in ours if record.levelno >= logging.INFO]
     # On a busy machine, an earlier grant may have come too late for such a short lease.
-    told = told[next(number for number, line in enumerate(told) if dead.lease_id in line) :]
+    told = list(dropwhile(lambda line: dead.lease_id not in line, told))
     assert [line.split(key)[0] for line in told] == [
         "Acquired the lock '",
         "Reclaimed the lock '",
