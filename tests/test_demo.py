@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from deployments.patience import wait_until
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,10 +56,7 @@ def test_two_deployments_take_turns(tmp_path: Path) -> None:
 @pytest.mark.proof
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     running = demo(tmp_path)
-    deadline = time.monotonic() + 60
-    while len(airflow_processes(tmp_path)) < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: len(airflow_processes(tmp_path)) >= 4, "four processes of Airflow run")
     running.send_signal(signal.SIGINT)
     output, _ = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGINT

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.client.async_client import AsyncLockClient
@@ -244,7 +243,9 @@ class Airflow:
         ended = scheduler.create_future()
         if self.history.threads:
             # The supervisor reports a process that its guard has ended.
-            exited = partial(self.world.at, self.world.now, scheduler, resolve, ended, None)
+            def exited() -> None:
+                self.world.at(self.world.now, scheduler, resolve, ended, None)
+
             work = GuardedTask(self.history, process, held, exited).run()
         else:
             work = self._guarded(process, held)

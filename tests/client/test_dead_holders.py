@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock.core.model.limits import SHARED
+from deployments.clients import TABLE
 from deployments.engines import Engine
 from deployments.patience import PATIENCE
 from tests.client.child import Child
@@ -117,6 +120,33 @@ def test_a_holder_stopped_for_less_than_its_lease_goes_on_as_if_nothing_had_been
     assert holder.do("check") > 0
     assert holder.do("leave_block") is None
     assert client.try_acquire(key)
+
+
+def test_a_writer_clears_130_dead_readers_within_the_bound(
+    client: LockClient,
+    elsewhere: LockClient,
+    sdk_client: Any,
+    key: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """One write clears one batch of them, because an expression of DynamoDB is limited to 4 KB."""
+    reader = elsewhere.acquire(key, mode="shared", lease=LEASE)
+    place = {"key": {"S": key}, "entry": {"S": "lock"}}
+    item = sdk_client.get_item(TableName=TABLE, Key=place, ConsistentRead=True)["Item"]
+    holder = item["holders"]["M"][reader.lease_id]
+    item["holders"] = {"M": {f"dead-reader-{number:024}": holder for number in range(130)}}
+    item["available"] = {"N": str(SHARED - 130)}
+    sdk_client.put_item(TableName=TABLE, Item=item)
+    died = time.monotonic()
+
+    lease = client.acquire(key, timeout=PATIENCE, poll_interval=POLL, lease=LEASE)
+
+    took = time.monotonic() - died
+    record_property("succeeded_after_seconds", round(took, 2))
+    record = client.get(key)
+    assert record
+    assert set(record.holders) == {lease.lease_id}
+    assert took < LEASE + 2 * POLL + SLACK
 
 
 @pytest.mark.proof
