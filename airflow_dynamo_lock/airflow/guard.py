@@ -69,10 +69,14 @@ class Guard:
     :param client: a client for the lock table.
     :param held: the leases to work under, as the acquiring task received them.
     :param task: the operator whose ``on_kill`` is called when a lease is lost.
+    :param acquire_task_id: id of the task that acquired the leases; None if it was this one.
     """
 
-    def __init__(self, client: LockClient, held: Iterable[Lease], task: Any) -> None:
+    def __init__(
+        self, client: LockClient, held: Iterable[Lease], task: Any, acquire_task_id: str | None = None
+    ) -> None:
         self.leases: list[Lease] = []
+        self.acquire_task_id = acquire_task_id
         self._client = client
         self._held = LeaseSet(tuple(held))
         self._task = task
@@ -83,6 +87,7 @@ class Guard:
         self._heartbeats: list[KeepAlive] = []
         self._lock = threading.Lock()
         self._has_left = False
+        self._releases = False
         self._lost: LockLostError | None = None
         self._interruption: BaseException | None = None
 
@@ -107,11 +112,15 @@ class Guard:
             self.leave()
             raise
 
-    def leave(self) -> None:
-        """Stop the heartbeats and remove this process from the lock records.
+    def release_on_exit(self) -> None:
+        """Let `leave` release the leases: no process may enter them any more."""
+        self._releases = True
 
-        A second call does nothing, nor does a call in a fork. If DynamoDB cannot be reached, the lease runs
-        out by itself.
+    def leave(self) -> None:
+        """Stop the heartbeats and remove this process from the lock records; release the leases if asked to.
+
+        A second call does nothing, nor does a call in a fork. An error is only logged: it must not replace the task's
+        result or exception, and the lease runs out by itself.
         """
         if self._is_fork():
             return
@@ -123,21 +132,13 @@ class Guard:
         _active_guards.remove(self)
         for heartbeats in self._heartbeats:
             heartbeats.stop()
+        entered = {lease.key: lease for lease in self.leases}
         # All of `_held`, not only `leases`: an enter whose answer was lost may have been applied.
         for lease in self._held:
             try:
-                self._client.leave(lease, self._process)
+                self._client.leave(entered.get(lease.key, lease), self._process, release=self._releases)
             except LockError as failure:
                 log.warning("Could not leave the lock %r, the lease will run out: %s", lease.key, failure)
-
-    def release(self) -> None:
-        """Release the leases. An error is only logged: it must not replace the task's result or exception."""
-        if self._is_fork():
-            return
-        try:
-            self._client.release(self._held)
-        except LockError as failure:
-            log.warning("Could not release the lock %s, the lease will run out: %s", self._held, failure)
 
     def drain(self) -> None:
         """Drain the leases, because Airflow is about to kill this process.
@@ -245,6 +246,11 @@ class Guard:
 _active_guards: list[Guard] = []
 
 
+def active_guard(acquire_task_id: str) -> Guard | None:
+    """The guard of this process that has entered the leases of that task; None if there is none."""
+    return next((guard for guard in _active_guards if guard.acquire_task_id == acquire_task_id), None)
+
+
 def _on_signal(_: int, frame: Any) -> None:
     for guard in list(_active_guards):
         guard._raise_interruption(frame)
@@ -302,7 +308,7 @@ class EnterLease:
         result = ti.xcom_pull(task_ids=self.acquire_task_id, map_indexes=ti.map_index if self.mapped else -1)
         held = lock_options.from_result(result, self.acquire_task_id)
         conn_id = ti.task.render_template(self.dynamo_lock_conn_id, context)
-        guard = Guard(DynamoLockHook(conn_id).get_conn(), held, ti.task)
+        guard = Guard(DynamoLockHook(conn_id).get_conn(), held, ti.task, self.acquire_task_id)
         guard.enter()
         show_leases(context, guard.leases)
         if self.then is not None:

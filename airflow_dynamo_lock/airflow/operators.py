@@ -18,6 +18,7 @@ from airflow.triggers.base import StartTriggerArgs
 from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.guard import Guard, leave_ended_tasks, show_leases
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
+from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
 from airflow_dynamo_lock.airflow.links import LINK_KEY, LockRecordLink, record_url
 from airflow_dynamo_lock.airflow.versions import (
     RESUME_AFTER,
@@ -314,6 +315,11 @@ class DynamoLockReleaseOperator(_UsesLease):
         first = held.leases[0]
         if heartbeats := _dag_test_heartbeats.pop(first.lease_id, None):
             heartbeats.stop()
+        ti = context["ti"]
+        released = ti.xcom_pull(task_ids=self.acquire_task_id, key=RELEASED_KEY, map_indexes=ti.map_index)
+        if was_released(released, held) and not any(_is_held(client, lease) for lease in held):
+            self.log.info(LAST_TASK_RELEASED, held)
+            return
         client.release(held, retry_for=first.lease_ms / 1000)
 
 
@@ -361,8 +367,8 @@ class DynamoLockOperator(_Acquires, PythonOperator):
             return PythonOperator.execute(self, context)
         finally:
             self._guard = None
+            guard.release_on_exit()
             guard.leave()
-            guard.release()
 
     def execute_locked(self, context: Context, event: Any) -> Any:
         """Resume on a worker, with the lease that the trigger acquired."""

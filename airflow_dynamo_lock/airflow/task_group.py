@@ -6,16 +6,19 @@
               └── heartbeat ··········┘
 
 acquire is the setup; heartbeat and release are its teardowns. All three can run in the triggerer. heartbeat runs beside
-the guarded tasks, and ends when the lease is released. The dotted line is no dependency.
+the guarded tasks, and ends when the lease is released. The dotted line is no dependency. If the last guarded task
+succeeds, its process releases the lease as it exits, sooner than Airflow can start release (`last_task`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.guard import EnterLease
+from airflow_dynamo_lock.airflow.last_task import ReleaseIfLast, can_tell_states
 from airflow_dynamo_lock.airflow.operators import (
     DynamoLockAcquireOperator,
     DynamoLockHeartbeatOperator,
@@ -147,16 +150,30 @@ class DynamoLock(TaskGroup):
                 f"The lock group {self.group_id!r} guards nothing: create its tasks inside the with block."
             )
         mapped = next(self.iter_mapped_task_groups(), None) is not None
+        guarded = {
+            task_id: task
+            for task_id, task in tasks.items()
+            if isinstance(task, (BaseOperator, MappedOperator)) and not isinstance(task, _LOCK_OPERATORS)
+        }
         for task in tasks.values():
             if not tasks.keys() & task.upstream_task_ids:
                 self.acquire >> task
             if not tasks.keys() & task.downstream_task_ids:
                 task >> self.release
+        for task in guarded.values():
             if isinstance(task, MappedOperator):
                 pre_execute = task.partial_kwargs.get("pre_execute")
                 task.partial_kwargs["pre_execute"] = self._enter(mapped, pre_execute)
-            elif isinstance(task, BaseOperator) and not isinstance(task, _LOCK_OPERATORS):
+            else:
                 task._pre_execute_hook = self._enter(mapped, task._pre_execute_hook)
+        if can_tell_states(list(guarded)):
+            release_if_last = ReleaseIfLast(self.acquire.task_id, tuple(guarded), mapped)
+            for task in guarded.values():
+                # A callback would make Airflow start a worker for an empty task.
+                if not guarded.keys() & task.downstream_task_ids and not task.inherits_from_empty_operator:
+                    callbacks = task.on_success_callback or []
+                    users = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+                    task.on_success_callback = [*users, release_if_last]
 
     def _enter(self, mapped: bool, pre_execute: Any) -> EnterLease:
         """The callback that enters the lease, and then calls the task's own ``pre_execute``."""

@@ -1,4 +1,4 @@
-"""Lets triggers ask Airflow for the states of tasks.
+"""Lets triggers, and the processes of guarded tasks, ask Airflow for the states of tasks.
 
 If a task is cleared while it is deferred, Airflow leaves its trigger running, and restarts the trigger
 whenever it ends, until the task is deferred again with another trigger. Such an orphaned trigger must not
@@ -12,8 +12,9 @@ a process share their requests.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,25 @@ EVERY = 20.0
 # Maximum number of runs in one request. Airflow sends their ids in a URL.
 _RUNS_PER_REQUEST = 100
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+
+
+def have_ended(ti: Any, task_ids: Sequence[str], *, own_map_index_only: bool) -> bool:
+    """Ask Airflow, from a task's process, whether tasks of the same run have ended, with or without success.
+
+    :param ti: the task instance of the process.
+    :param task_ids: ids of the tasks. None may be named like an instance of another one, as ``a_1`` beside ``a``.
+    :param own_map_index_only: whether only the instances with the map index of `ti` count; else all do.
+    :returns: False if Airflow does not know one of the tasks.
+    """
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(task_ids), run_ids=[ti.run_id])
+    by_name: dict[str, str | None] = states.get(ti.run_id, {})
+    for task_id in task_ids:
+        index = re.escape(f"_{ti.map_index}") if own_map_index_only else r"(_\d+)?"
+        name = re.compile(re.escape(task_id) + index)
+        found = [state for each, state in by_name.items() if name.fullmatch(each)]
+        if not found or not _ENDED.issuperset(found):
+            return False
+    return True
 
 
 async def until_deferred(ti: Any) -> None:

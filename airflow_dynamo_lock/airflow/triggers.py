@@ -25,6 +25,7 @@ from airflow.triggers.base import (
 
 from airflow_dynamo_lock.airflow import lock_options, task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
+from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
 from airflow_dynamo_lock.airflow.links import LINK_KEY, record_url
 from airflow_dynamo_lock.airflow.versions import XCom, in_thread
 from airflow_dynamo_lock.core.model.errors import LockError, LockTimeoutError
@@ -286,7 +287,13 @@ class DynamoLockReleaseTrigger(LockTrigger):
             await in_thread(XCom.get_one, **lock_options.xcom_arguments(self.ti, self.acquire_task_id)),
             self.acquire_task_id,
         )
+        released = await in_thread(
+            XCom.get_one, **lock_options.xcom_arguments(self.ti, self.acquire_task_id, RELEASED_KEY)
+        )
         async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
+            if was_released(released, held) and not await _is_any_held(client, held):
+                self.log.info(LAST_TASK_RELEASED, held)
+                return TaskSuccessEvent()
             # Retry without a time limit: until the release, the heartbeat task renews the lease without one.
             await client.release(held, retry_for=None)
         return TaskSuccessEvent()
@@ -342,6 +349,18 @@ class DynamoLockSensorTrigger(LockTrigger):
             self.log.error("%s", failure)
             return TaskSkippedEvent() if self.soft_fail else TaskFailedEvent()
         return TaskSuccessEvent()
+
+
+async def _is_any_held(client: AsyncLockClient, held: LeaseSet) -> bool:
+    """Whether a record shows one of the leases. A failed read proves nothing."""
+    try:
+        records = [await client.get(lease.key) for lease in held]
+    except LockError:
+        return True
+    return any(
+        record is not None and lease.lease_id in record.holders
+        for lease, record in zip(held, records, strict=True)
+    )
 
 
 def _remaining(timeout: float | None, deadline: float | None) -> float | None:

@@ -259,18 +259,24 @@ class ClientCore:
         log.info("Entered the lock %r (lease %s, token %d).", lease.key, lease.lease_id, lease.token)
         return lease
 
-    def leave(self, lease: Lease, process: str) -> Operation[Released | Renewed | Lost]:
+    def leave(
+        self, lease: Lease, process: str, *, release: bool
+    ) -> Operation[Released | Renewed | Draining | Lost]:
         """Remove a process from those inside. The last one that leaves a draining lease frees its slots."""
         arguments.checked_id("A process's id", process)
+        arguments.checked_flag("release", release)
         lease = lease.checked()
         if is_inherited(lease):
             raise LockValueError(
                 f"The parent process entered the lock {lease.key!r}: a fork cannot leave it."
             )
-        outcome = yield from self.operations.releasing.leave(
-            lease.key, lease.lease_id, process, lease.slots, lease.lease_ms, lease.grace_ms
-        )
-        if isinstance(outcome, Released):
+        if release and lease.term is not None:
+            # Before the write is sent: others may hold the lock before its answer arrives.
+            lease.term.lose("it was released")
+        outcome = yield from self.operations.releasing.leave(lease, process, release=release)
+        if release and not isinstance(outcome, Renewed):
+            log_end(lease, outcome)
+        elif isinstance(outcome, Released):
             log.info("Released the lock %r (lease %s): the last process has left.", lease.key, lease.lease_id)
         return outcome
 

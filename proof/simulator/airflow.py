@@ -216,8 +216,8 @@ class Airflow:
         await asyncio.sleep(0)  # until the heartbeat trigger has its number
         heartbeat_number = self._trigger_count
         cleared = False
-        for _ in range(rng.randint(1, 2)):
-            cleared = await self._task(held, scheduler)
+        for left in reversed(range(rng.randint(1, 2))):
+            cleared = await self._task(held, scheduler, releases=left == 0 and self._attempt_count % 3 != 0)
             if cleared:
                 break
         if cleared and rng.random() < 0.7:
@@ -232,23 +232,26 @@ class Airflow:
         await heartbeat_ended
         return cleared
 
-    async def _task(self, held: Lease, scheduler: Process) -> bool:
+    async def _task(self, held: Lease, scheduler: Process, *, releases: bool) -> bool:
         """Run a guarded task in a process of its own.
 
+        :param releases: if the task succeeds, its process releases the lease as it exits. Without it, the process did
+            not receive the states of the other tasks.
         :returns: whether somebody has cleared it.
         """
         rng = self.world.random
         process = self.history.process("worker")
         self._processes.append(process)
         ended = scheduler.create_future()
-        if self.history.threads:
-            # The supervisor reports a process that its guard has ended.
-            def exited() -> None:
-                self.world.at(self.world.now, scheduler, resolve, ended, None)
 
-            work = GuardedTask(self.history, process, held, exited).run()
+        # The supervisor reports a success before the process exits, and a process that its guard has ended.
+        def report() -> None:
+            self.world.at(self.world.now, scheduler, resolve, ended, None)
+
+        if self.history.threads:
+            work = GuardedTask(self.history, process, held, report, releases=releases).run()
         else:
-            work = self._guarded(process, held)
+            work = self._guarded(process, held, report, releases)
         self._run(process, work, scheduler, ended)
         fate = (
             rng.choices(["", "marked", "killed", "cleared"], [6, 2, 2, 2])[0] if self.history.faulty else ""
@@ -264,11 +267,13 @@ class Airflow:
             self.world.at(scheduler.true_now + delay, None, self.history.faults.kill, process)
         return fate == "cleared"
 
-    async def _guarded(self, process: Process, held: Lease) -> None:
+    async def _guarded(
+        self, process: Process, held: Lease, report: Callable[[], None], releases: bool
+    ) -> None:
         """Enter the lease, work under it and leave it, as the guard does, by the asynchronous client."""
         locks = self.history.connect(process)
         lost = process.create_future()
-        beats = None
+        beats, succeeded = None, False
         try:
             entered = await locks.enter(held, process.name)
             beats = locks.keep_alive(
@@ -277,10 +282,13 @@ class Airflow:
             with self.checker.using(process, entered, inside=True):
                 longest = self.history.lease if self.history.faulty else 1.0
                 await asyncio.wait([lost], timeout=self.world.random.random() * longest)
+            succeeded = not lost.done()
         except LockLostError as refused:
             self.world.log(f"does not start: {refused}", process)
         finally:
             if beats is not None:
                 beats.cancel()
+            if succeeded:
+                report()
             # Leave in any case: an `enter` without an answer may have been applied.
-            await locks.leave(held, process.name)
+            await locks.leave(held, process.name, release=succeeded and releases)

@@ -388,8 +388,9 @@ class Checker:
             if abs(freed - self.world.now) < _ESTIMATE_ERROR + self.apart:
                 self.released_with_time[at] = self.world.now
                 self._protected.add(at)
-            if holder["processes"]["M"]:
-                inside = list(holder["processes"]["M"])
+            # A process may release as it leaves.
+            leaving = write.params["ExpressionAttributeNames"].get("#process")
+            if inside := [name for name in holder["processes"]["M"] if name != leaving]:
                 self.report(f"{process.name} released {lease_id} while {inside} were inside")
 
     def _check_min_hold(self, write: _RecordWrite, lease_id: str, holder: Mapping[str, Any]) -> None:

@@ -95,12 +95,22 @@ class GuardedTask:
     """The process of one task that works under a lease.
 
     :param held: the lease, as an XCom transfers it.
-    :param exited: called when the guard has ended the process.
+    :param report: called when the task has succeeded, and when the guard has ended the process.
+    :param releases: if the task succeeds, its process releases the lease as it exits.
     """
 
-    def __init__(self, history: History, process: Process, held: Lease, exited: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        history: History,
+        process: Process,
+        held: Lease,
+        report: Callable[[], None],
+        *,
+        releases: bool,
+    ) -> None:
         rng = history.world.random
-        self._history, self._process, self._held, self._exited = history, process, held, exited
+        self._history, self._process, self._held = history, process, held
+        self._report, self._releases = report, releases
         self._kind = rng.choice(list(CATCHES))
         self._on_kill_takes = _LONG_ON_KILL if rng.random() < 0.3 else 0.0
         self._lasts = rng.random() * (history.lease if history.faulty else 1.0)
@@ -129,7 +139,7 @@ class GuardedTask:
         """End the process at once, as `versions.end_process` does."""
         self._history.world.faults["process ended by its guard"] += 1
         self._history.faults.kill(self._process)
-        self._exited()
+        self._report()
         raise GreenletExit
 
     def _work(self) -> None:
@@ -139,6 +149,9 @@ class GuardedTask:
             guard.enter()
             with self._history.checker.using(self._process, guard.leases[0], inside=True, guarded=True):
                 self._run_code()
+            self._report()
+            if self._releases:
+                guard.release_on_exit()
         except (LockError, KeyboardInterrupt) as failure:
             self._history.world.log(f"fails: {failure}", self._process)
         finally:

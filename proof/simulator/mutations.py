@@ -719,6 +719,34 @@ MUTATIONS = {
         _edited(Releasing.leave, ("if holder.draining and not holder.processes:", "if False:")),
         test="tests/core/test_release.py::test_the_last_one_to_leave_an_abandoned_lease_releases_it",
     ),
+    "released-over-others": Mutation(
+        "R8: a process that releases as it leaves is the only one inside",
+        _patched(
+            lease_writes,
+            "_ONLY_ME_INSIDE",
+            " AND attribute_exists(#holders.#me.#processes.#process)",
+        ),
+        seed=0,
+    ),
+    "released-by-an-outsider": Mutation(
+        "R8: a process that releases as it leaves is inside",
+        _patched(lease_writes, "_ONLY_ME_INSIDE", " AND size(#holders.#me.#processes) = :one"),
+        test="tests/core/test_release.py"
+        "::test_a_process_that_is_not_inside_does_not_release_over_one_that_is",
+    ),
+    "counts-on-what-it-releases": Mutation(
+        "R4: a process that releases as it leaves does not count on the lease from before the write is sent",
+        _edited(ClientCore.leave, ("if release and lease.term is not None:", "if False:")),
+        test="tests/core/test_edges.py"
+        "::test_a_lease_counts_no_more_from_before_the_leave_that_releases_it_is_sent",
+    ),
+    "leave-ignores-min-hold": Mutation(
+        "`min_hold`: a process that releases as it leaves keeps the slots for it",
+        _edited(
+            NativeFormat.release, ('f"{inside} AND {held}"', 'inside if leaving else f"{inside} AND {held}"')
+        ),
+        test="tests/core/test_release.py::test_a_leave_that_releases_keeps_the_slots_for_min_hold",
+    ),
     # -- defects that stricter checks of the simulation have found ------------------------------------------
     "wait-counted-late": Mutation(
         "R4: a wait counts from before its length was computed",

@@ -272,11 +272,21 @@ class Host:
         """Add a guarded process to a lease. Returns `Renewed`, `Draining` or `Lost`."""
         return self.run(self.operations.renewing.renew(KEY, lease_id or self.name, lease_ms, Enter(process)))
 
-    def leave(self, process: str, lease_id: str | None = None, *, slots: int = 1) -> Any:
-        """Remove a guarded process from a lease. Returns `Released`, `Renewed` or `Lost`."""
-        return self.run(
-            self.operations.releasing.leave(KEY, lease_id or self.name, process, slots, 15_000, 15_000)
-        )
+    def start_leave(self, process: str, *, slots: int = 1, release: bool = False) -> Paused[Any]:
+        """Start to remove a guarded process from the lease named as this host, and stop before the first effect."""
+        lease = self.lease(self.name, slots=slots)
+        return self.start(self.operations.releasing.leave(lease, process, release=release))
+
+    def leave(
+        self, process: str, lease_id: str | None = None, *, slots: int = 1, release: bool = False
+    ) -> Any:
+        """Remove a guarded process from a lease. Returns `Released`, `Renewed`, `Draining` or `Lost`."""
+        lease = self.lease(lease_id or self.name, slots=slots)
+        return self.run(self.operations.releasing.leave(lease, process, release=release))
+
+    def lease(self, lease_id: str, *, slots: int = 1) -> Lease:
+        """Return the lease with this id, as a process that leaves it knows it."""
+        return Lease(KEY, lease_id, 1, self.name, slots, 1, 15_000, 15_000, 0)
 
     def release(self, lease_id: str | None = None, *, slots: int = 1, grace_ms: int = 15_000) -> Any:
         """Release a lease. Returns `Released`, `Draining` or `Lost`."""

@@ -234,6 +234,20 @@ def test_releasing_while_processes_are_inside_abandons_and_the_last_one_out_free
     assert client.try_acquire(key)
 
 
+def test_the_last_process_can_release_as_it_leaves(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    lease = client.acquire(key)
+    inside = [elsewhere.enter(lease, f"pid-{number}") for number in (1, 2)]
+
+    assert isinstance(elsewhere.leave(inside[0], "pid-1", release=True), Draining)
+    with pytest.raises(LockLostError, match="released"):
+        inside[0].check()
+    assert client.try_acquire(key) is None
+    assert elsewhere.leave(inside[1], "pid-2", release=True) == Released()
+    assert client.try_acquire(key)
+
+
 def test_a_later_attempt_of_the_same_task_succeeds_its_predecessor(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:

@@ -82,6 +82,15 @@ def test_entering_and_leaving_are_one_request_each(
     assert proxy.whats() == [*first, "enter", "leave"]
 
 
+def test_leaving_and_releasing_is_one_request(
+    counted: LockClient, proxy: Proxy, key: str, first: list[str]
+) -> None:
+    lease = counted.enter(counted.acquire(key), "pid-1")
+    counted.leave(lease, "pid-1", release=True)
+
+    assert proxy.whats() == [*first, "enter", "release"]
+
+
 def test_a_refused_acquire_is_one_request_where_the_engine_shows_the_item(
     counted: LockClient, client: LockClient, proxy: Proxy, key: str, shows_refused: bool
 ) -> None:

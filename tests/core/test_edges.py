@@ -309,6 +309,17 @@ def test_a_lease_counts_no_more_from_before_its_release_is_sent(slow: Slow) -> N
         lease.check()
 
 
+def test_a_lease_counts_no_more_from_before_the_leave_that_releases_it_is_sent(slow: Slow) -> None:
+    locks = LockClient(slow, table=TABLE, lease=30)
+    lease = locks.enter(locks.acquire(KEY), "pid-1")
+    left: list[float] = []
+    slow.meanwhile = lambda: left.append(lease.remaining())
+
+    locks.leave(lease, "pid-1", release=True)
+
+    assert left == [0.0]
+
+
 def test_a_release_that_fails_can_be_repeated(slow: Slow) -> None:
     locks = LockClient(slow, table=TABLE, lease=30)
     lease = locks.acquire(KEY)

@@ -17,7 +17,18 @@ from airflow_dynamo_lock.core.model.errors import (
 )
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Broken, Busy, Draining, Granted, Lost, Released, Renewed
-from proof.simulator.stepped import CONFLICT, DENIED, KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, World
+from proof.simulator.stepped import (
+    BEGIN_MS,
+    CONFLICT,
+    DENIED,
+    KEY,
+    LOST,
+    LOST_THEN_RETRIED,
+    TABLE,
+    UNSENT,
+    Host,
+    World,
+)
 
 
 @pytest.fixture
@@ -123,6 +134,115 @@ def test_the_last_one_to_leave_a_lease_that_is_not_ending_leaves_it_held(world: 
 
     assert isinstance(host.leave("pid-1"), Renewed)
     assert world.record().available == 0
+
+
+def test_the_last_process_leaves_and_releases_with_one_write(world: World, host: Host) -> None:
+    host.take()
+    host.enter("pid-1")
+    world.sent.clear()
+
+    assert host.leave("pid-1", release=True) == Released()
+    assert world.actions() == ["UpdateItem"]
+    assert (world.record().available, world.record().holders) == (1, {})
+
+
+def test_a_process_that_leaves_to_release_while_another_is_inside_drains_the_lease(
+    world: World, host: Host
+) -> None:
+    host.take()
+    host.enter("pid-1")
+    host.enter("pid-2")
+
+    assert isinstance(host.leave("pid-1", release=True), Draining)
+    assert set(world.record().holders["a"].processes) == {"pid-2"}
+    assert world.record().available == 0
+    assert host.leave("pid-2") == Released()
+
+
+def test_the_last_process_of_a_draining_lease_leaves_and_releases_with_one_write(
+    world: World, host: Host
+) -> None:
+    host.take()
+    host.enter("pid-1")
+    host.release()
+    world.sent.clear()
+
+    assert host.leave("pid-1", release=True) == Released()
+    assert world.actions() == ["UpdateItem"]
+
+
+def test_a_process_that_is_not_inside_does_not_release_over_one_that_is(world: World, host: Host) -> None:
+    """Its `enter` may never have arrived. The one process inside is another."""
+    host.take()
+    host.enter("pid-1")
+
+    assert isinstance(host.leave("pid-2", release=True), Draining)
+    assert set(world.record().holders["a"].processes) == {"pid-1"}
+
+
+def test_a_process_whose_enter_never_arrived_releases_all_the_same(world: World, host: Host) -> None:
+    host.take()
+
+    assert host.leave("pid-1", release=True) == Released()
+    assert world.record().holders == {}
+
+
+def test_a_leave_that_releases_keeps_the_slots_for_min_hold(world: World, host: Host) -> None:
+    host.take(min_hold_ms=60_000)
+    host.enter("pid-1")
+    world.now += 20
+
+    outcome = host.leave("pid-1", release=True)
+
+    assert outcome == Released(BEGIN_MS + 60_000)
+    assert world.record().available == 0
+    world.now += 39
+    assert isinstance(Host(world, "b").take(), Busy)
+    world.now += 2
+    assert isinstance(Host(world, "b").take(), Granted)
+
+
+@pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
+def test_a_leave_that_released_without_an_answer_is_a_release(world: World, host: Host, fate: str) -> None:
+    host.take()
+    host.enter("pid-1")
+    world.faults.append(fate)
+
+    assert host.leave("pid-1", release=True) == Released()
+    assert world.record().holders == {}
+
+
+def test_a_late_leave_that_releases_leaves_the_successors_lock_alone(world: World, host: Host) -> None:
+    host.take("first")
+    host.enter("pid-1", "first")
+    world.now += 100
+    assert isinstance(Host(world, "b").take("second"), Granted)
+    before = world.item()
+
+    assert isinstance(host.leave("pid-1", "first", release=True), Lost)
+    assert world.item() == before
+
+
+def test_a_process_that_enters_before_the_leave_arrives_is_not_left_without_a_lease(
+    world: World, host: Host
+) -> None:
+    host.take()
+    host.enter("pid-1")
+    leaving = host.start_leave("pid-1", release=True)
+    host.enter("pid-2")
+
+    assert isinstance(leaving.finish(), Draining)
+    assert set(world.record().holders["a"].processes) == {"pid-2"}
+
+
+def test_a_leave_that_releases_frees_its_own_slots_only(world: World, host: Host) -> None:
+    host.take(slots=2, capacity=3)
+    host.take("b", capacity=3)
+    host.enter("pid-1")
+
+    assert host.leave("pid-1", slots=2, release=True) == Released()
+    assert world.record().available == 2
+    assert list(world.record().holders) == ["b"]
 
 
 def test_leaving_changes_nothing_for_those_who_watch_the_holder(world: World, host: Host) -> None:

@@ -59,7 +59,9 @@ MADE: Mapping[str, Sequence[Request]] = {
         )
     },
     "leave": [WRITES.leave(KEY, "me", "p", 30_000, STAMP)],
-    "release": [WRITES.release(KEY, "me", 1, STAMP, confirmed=True)],
+    "release": [
+        WRITES.release(KEY, "me", 1, STAMP, confirmed=True, leaving=leaving) for leaving in (None, "p")
+    ],
     "break_": [WRITES.break_(KEY, a_holder("me"), STAMP)],
     "take_ticket": [WRITES.take_ticket(KEY, 0, ALONE, STAMP)],
     "lower_head": [WRITES.lower_head(KEY, "0999/000000000000001/a")],

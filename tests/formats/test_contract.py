@@ -23,7 +23,7 @@ from airflow_dynamo_lock import (
     LockValueError,
     sdk_config,
 )
-from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
+from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released
 from deployments.clients import any_clock_skew
 from deployments.patience import PATIENCE, TooBusyError, on_time
 from tests.formats import items
@@ -111,6 +111,30 @@ def test_a_release_waits_for_those_who_are_inside(
     assert elsewhere.try_acquire(key) is None
     client.leave(inside, "a process")
     assert elsewhere.try_acquire(key)
+
+
+def test_the_last_process_can_release_as_it_leaves(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    lease = client.acquire(key)
+    insides = {name: client.enter(lease, name) for name in ("one", "other")}
+    assert isinstance(client.leave(insides["one"], "one", release=True), Draining)
+    assert elsewhere.try_acquire(key) is None
+    assert client.leave(insides["other"], "other", release=True) == Released()
+    lease = elsewhere.acquire(key, timeout=0)
+    inside = client.enter(lease, "its only process")
+    assert client.leave(inside, "its only process", release=True) == Released()
+    assert client.try_acquire(key)
+
+
+def test_a_process_that_is_not_inside_does_not_release_over_one_that_is(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    lease = client.acquire(key)
+    inside = client.enter(lease, "inside")
+    assert isinstance(client.leave(lease, "another", release=True), Draining)
+    assert elsewhere.try_acquire(key) is None
+    assert client.leave(inside, "inside")
 
 
 def test_who_is_inside_does_not_shorten_the_lease(make_client: MakeClient, place: Place, key: str) -> None:

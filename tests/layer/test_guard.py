@@ -237,7 +237,7 @@ def in_a_fork(does: Callable[[], object]) -> None:
         os._exit(1)
 
 
-@pytest.mark.parametrize("does", ["leave", "drain", "release"])
+@pytest.mark.parametrize("does", ["leave", "drain"])
 def test_a_fork_of_a_guarded_process_neither_leaves_nor_gives_back_for_its_parent(
     locks: LockClient, lease: Lease, inside: Guard, does: str
 ) -> None:

@@ -71,6 +71,14 @@ class Writer:
             ),
             lambda: form.leave("k", who.lease_id, f"p{chance.randrange(3)}", 30_000, self.stamp()),
             lambda: form.release("k", who.lease_id, who.slots, self.stamp(), confirmed=chance.random() < 0.5),
+            lambda: form.release(
+                "k",
+                who.lease_id,
+                who.slots,
+                self.stamp(),
+                confirmed=True,
+                leaving=f"p{chance.randrange(3)}",
+            ),
             lambda: form.break_("k", who, self.stamp()),
             lambda: form.renew("k", who.lease_id, 15_000, self.stamp(), Drain(), seen),
         ]

@@ -31,7 +31,8 @@ class AsyncTable(AsyncRuntime):
         return region
 
     async def create_table(self, *, timeout: Seconds = 60.0, streams: bool = False) -> None:  # noqa: ASYNC109
-        """Create the lock table (on-demand, TTL on), and wait until it is active. An existing table is only checked.
+        """Create the lock table (on-demand, TTL on), and wait until it is active. An existing table is
+        checked, and its TTL turned on if it is off.
 
         :param timeout: seconds to wait for the table.
         :param streams: with a stream of its changes, for clients with `streams`.

@@ -194,14 +194,20 @@ class Leases(ThreadRuntime):
         """
         return self._run(self._core.enter(lease, process))
 
-    def leave(self, lease: Lease, process: str) -> Released | Renewed | Lost:
+    def leave(
+        self, lease: Lease, process: str, *, release: bool = False
+    ) -> Released | Renewed | Draining | Lost:
         """Note in the record that a process has ended. The last process to leave a draining lease releases it.
 
         :param lease: the lease.
         :param process: the id that it entered with.
-        :returns: `Released` if that released the lock; `Renewed` if the lease goes on; `Lost` if it was gone already.
+        :param release: release the lock too, in the same request if no other process is inside. If others are inside,
+            the lease drains.
+        :returns: `Released` if that released the lock; `Renewed` if the lease goes on; `Draining` if it was to be
+            released, and other processes are inside; `Lost` if it was gone already.
+        :raises LockUnavailableError: DynamoDB could not be reached; the lease runs out by itself.
         """
-        outcome = self._run(self._core.leave(lease, process))
+        outcome = self._run(self._core.leave(lease, process, release=release))
         self._notify_end(lease, outcome)
         return outcome
 

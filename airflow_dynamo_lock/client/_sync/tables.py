@@ -32,7 +32,8 @@ class Table(ThreadRuntime):
         return region
 
     def create_table(self, *, timeout: Seconds = 60.0, streams: bool = False) -> None:
-        """Create the lock table (on-demand, TTL on), and wait until it is active. An existing table is only checked.
+        """Create the lock table (on-demand, TTL on), and wait until it is active. An existing table is
+        checked, and its TTL turned on if it is off.
 
         :param timeout: seconds to wait for the table.
         :param streams: with a stream of its changes, for clients with `streams`.

@@ -263,12 +263,22 @@ class S3Objects(S3Requests, OneHolder):
 
         return self._edit(key, change, stamp)
 
-    def release(self, key: str, lease_id: str, slots: int, stamp: Stamp, *, confirmed: bool) -> Request:
-        """Free the lock, if no process is inside (R8). There is no token, so `confirmed` is not used."""
+    def release(
+        self,
+        key: str,
+        lease_id: str,
+        slots: int,
+        stamp: Stamp,
+        *,
+        confirmed: bool,
+        leaving: str | None = None,
+    ) -> Request:
+        """Free the lock, if no process but `leaving` is inside (R8). There is no token, so `confirmed` is not used."""
+        inside = set() if leaving is None else {leaving}
 
         def change(now: Object | None) -> Object | None:
             ours = _lease_in(now, lease_id)
-            if now is None or ours is None or ours["processes"]:
+            if now is None or ours is None or ours["processes"].keys() != inside:
                 return None
             return _freed(now, stamp)
 

@@ -134,10 +134,22 @@ class ForeignTable(ForeignItem):
         remove = ["#ours.#processes.#process"]
         return self._write(key, {}, self._held_by_me, {":me": lease_id}, remove=remove, process=process)
 
-    def release(self, key: str, lease_id: str, slots: int, stamp: Stamp, *, confirmed: bool) -> Request:
-        """Free the lock, if no process is inside (R8). There is no token, so `confirmed` is not used."""
-        condition = f"{self._held_by_me} AND size(#ours.#processes) = :zero"
-        return self._free(key, condition, {":me": lease_id, ":zero": 0}, stamp)
+    def release(
+        self,
+        key: str,
+        lease_id: str,
+        slots: int,
+        stamp: Stamp,
+        *,
+        confirmed: bool,
+        leaving: str | None = None,
+    ) -> Request:
+        """Free the lock, if no process but `leaving` is inside (R8). There is no token, so `confirmed` is not used."""
+        inside = "size(#ours.#processes) = :inside"
+        if leaving is not None:
+            inside += " AND attribute_exists(#ours.#processes.#process)"
+        values = {":me": lease_id, ":inside": 0 if leaving is None else 1}
+        return self._free(key, f"{self._held_by_me} AND {inside}", values, stamp, leaving or "")
 
     def forget(self, key: str, latest_token: int | None) -> Request:
         """Delete the item of a free lock. There is no token, so `latest_token` is not used."""
@@ -147,12 +159,14 @@ class ForeignTable(ForeignItem):
         """Remove a lease, even with processes inside. Only people decide that."""
         return self._free(key, *self._unchanged(holder), stamp)
 
-    def _free(self, key: str, condition: str, values: Mapping[str, Any], stamp: Stamp) -> Request:
+    def _free(
+        self, key: str, condition: str, values: Mapping[str, Any], stamp: Stamp, process: str = ""
+    ) -> Request:
         """Free the lock as the format does it: update its item, or delete it."""
         attributes = self.released_attributes(stamp)
         if attributes is None:
-            return self._request("DeleteItem", key, "", condition, values)
-        return self._write(key, attributes, condition, values, remove=["#ours"])
+            return self._request("DeleteItem", key, "", condition, values, process)
+        return self._write(key, attributes, condition, values, remove=["#ours"], process=process)
 
     def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request:
         """Read one page of all locks whose partition keys begin with the prefix.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from airflow_dynamo_lock.core.effects import Operation, Reply
+from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Stamp
 from airflow_dynamo_lock.core.lock.renew import Renewing
 from airflow_dynamo_lock.core.lock.requests import Requests
 from airflow_dynamo_lock.core.model.edits import Drain
@@ -24,21 +24,49 @@ class Releasing:
     renewing: Renewing
 
     def leave(
-        self, key: str, lease_id: str, process: str, slots: int, lease_ms: int, grace_ms: int
-    ) -> Operation[Released | Renewed | Lost]:
-        """Remove a guarded process that has left. The last one to leave a draining lease releases it (R8)."""
+        self, lease: Lease, process: str, *, release: bool = False
+    ) -> Operation[Released | Renewed | Draining | Lost]:
+        """Remove a guarded process that has left. The last one to leave a draining lease releases it (R8).
+
+        :param release: release the lease too: in the same write if no other process is inside. If others are, the
+            lease drains.
+        """
+        key, lease_id = lease.key, lease.lease_id
+        if release:
+            removal = partial(
+                self.requests.format.release, key, lease_id, lease.slots, confirmed=True, leaving=process
+            )
+            reply, maybe_applied = yield from self._write_again(removal)
+            if not reply.refused:
+                return Released()
+            record, _ = yield from self.requests.record_after(key, reply, None)
+            if record is None or lease_id not in record.holders:
+                return Released() if maybe_applied else Lost(record)
         reply = yield from self.requests.write(
-            partial(self.requests.format.leave, key, lease_id, process, lease_ms)
+            partial(self.requests.format.leave, key, lease_id, process, lease.lease_ms)
         )
         if reply.refused:
             record, _ = yield from self.requests.record_after(key, reply, None)
             return Lost(record)
         holder = self.requests.format.record(reply.output["Attributes"], reply.server_ms).holders[lease_id]
-        if holder.draining and not holder.processes:
-            outcome = yield from self.release(key, lease_id, slots, grace_ms, confirmed=True)
-            if not isinstance(outcome, Draining):
+        if release or (holder.draining and not holder.processes):
+            outcome = yield from self.release(key, lease_id, lease.slots, lease.grace_ms, confirmed=True)
+            if release or not isinstance(outcome, Draining):
                 return outcome
         return Renewed(holder, reply.sent_at)
+
+    def _write_again(self, write: Callable[[Stamp], Request]) -> Operation[tuple[Reply, bool]]:
+        """Send a removal, and once more if its answer is lost.
+
+        :returns: the answer, and whether an earlier attempt may have been applied.
+        """
+        try:
+            reply = yield from self.requests.write(write)
+        except LockUnavailableError as unknown:
+            if not unknown.maybe_applied:
+                raise
+            return (yield from self.requests.write(write)), True
+        return reply, reply.retried
 
     def release(
         self, key: str, lease_id: str, slots: int, grace_ms: int, *, confirmed: bool
@@ -48,17 +76,9 @@ class Releasing:
         :param confirmed: the caller received the grant.
         """
         release = partial(self.requests.format.release, key, lease_id, slots, confirmed=confirmed)
-        retried = False
-        try:
-            reply = yield from self.requests.write(release)
-        except LockUnavailableError as unknown:
-            if not unknown.maybe_applied:
-                raise
-            retried = True
-            reply = yield from self.requests.write(release)
+        reply, retried = yield from self._write_again(release)
         if not reply.refused:
             return Released()
-        retried |= reply.retried
         record, _ = yield from self.requests.record_after(key, reply, None)
         holder = record.holders.get(lease_id) if record is not None else None
         if holder is not None and holder.ours:

@@ -27,6 +27,12 @@ _MIN_HOLD_OVER = f"({_NO_MIN_HOLD} OR #holders.#me.#hold_until <= :now)"
 _NOT_DRAINING = " AND attribute_not_exists(#holders.#me.#draining)"
 
 
+_NONE_INSIDE = " AND size(#holders.#me.#processes) = :zero"
+_ONLY_ME_INSIDE = (
+    " AND attribute_exists(#holders.#me.#processes.#process) AND size(#holders.#me.#processes) = :one"
+)
+
+
 class LeaseWrites(RenewalWrites):
     """Writes on one lease."""
 
@@ -60,7 +66,7 @@ class LeaseWrites(RenewalWrites):
                     ", #holders.#me.#draining = :true, #holders.#me.#cooling_down = :true, "
                     "#holders.#me.#lease_ms = :lease_ms"
                 )
-                condition = " AND size(#holders.#me.#processes) = :zero"
+                condition = _NONE_INSIDE
             case _:
                 assert_never(edit)
         return self._renewal(
@@ -94,21 +100,33 @@ class LeaseWrites(RenewalWrites):
             process=process,
         )
 
-    def release(self, key: str, lease_id: str, slots: int, stamp: Stamp, *, confirmed: bool) -> Request:
+    def release(
+        self,
+        key: str,
+        lease_id: str,
+        slots: int,
+        stamp: Stamp,
+        *,
+        confirmed: bool,
+        leaving: str | None = None,
+    ) -> Request:
         """Free the slots, if no process is inside (R8).
 
         :param confirmed: the caller received the grant, so its token has been compared with the server's time (R10).
+        :param leaving: the process that leaves with this write, and must be the only one inside.
         """
         proven = ", #token_base = :checked" if confirmed and stamp.server_ms is not None else ""
         held = _MIN_HOLD_OVER if stamp.answered else _NO_MIN_HOLD
+        inside = _NONE_INSIDE if leaving is None else _ONLY_ME_INSIDE
         return self._remove(
             key,
             lease_id,
             slots,
             stamp,
             proven,
-            f" AND size(#holders.#me.#processes) = :zero AND {held}",
-            {":zero": 0, ":checked": VERIFIED, ":now": stamp.best_ms},
+            f"{inside} AND {held}",
+            {":zero": 0, ":one": 1, ":checked": VERIFIED, ":now": stamp.best_ms},
+            **({"process": leaving} if leaving is not None else {}),
         )
 
     def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:

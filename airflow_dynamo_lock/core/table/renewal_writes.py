@@ -67,6 +67,7 @@ class RenewalWrites(TableWrites):
         update: str = "",
         condition: str = "",
         values: Mapping[str, Any] | None = None,
+        **names: str,
     ) -> Request:
         """Remove the lease and free its slots."""
         expires_at = ", #expires_at = :expires_at" if stamp.server_ms is not None else ""
@@ -83,4 +84,5 @@ class RenewalWrites(TableWrites):
                 **(values or {}),
             },
             me=lease_id,
+            **names,
         )

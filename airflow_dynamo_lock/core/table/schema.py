@@ -28,7 +28,7 @@ class TtlOffError(LockTableError):
 
 def create(table_format: Format, *, now: float, timeout: float, streams: bool = False) -> Operation[None]:
     """Create the lock table (on demand, with TTL if the format uses it), wait until it is active, and check it. An
-    existing table is only checked.
+    existing table is checked, and its TTL turned on if it is off.
 
     :param now: monotonic seconds.
     :param timeout: maximum time to wait until the table is active, in seconds.

@@ -1,0 +1,82 @@
+"""Lets the last task of a group release the lock, so that the lock is free before Airflow has started `release`.
+
+Each guarded task that has succeeded asks Airflow for the states of all guarded tasks of its group. If all have ended,
+no guarded task can start any more. Then the process releases the lease as it exits, in the same write in which it
+leaves; if another process is still inside, that write drains the lease (R8, drain before release). In all other cases
+the `release` task does it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from airflow_dynamo_lock.airflow import task_states
+from airflow_dynamo_lock.airflow.guard import active_guard
+from airflow_dynamo_lock.airflow.versions import XCom, runs_in_dag_test
+from airflow_dynamo_lock.core.model.lease import LeaseSet
+from airflow_dynamo_lock.log import log
+
+#: The XCom of the acquire task that has the id of the lease which the last task's process releases.
+RELEASED_KEY = "dynamo_lock_released"
+#: Log line of a `release` task that has nothing to do.
+LAST_TASK_RELEASED = "The process of the last guarded task has released the lock %s as it exited."
+# Maximum number of tasks in one request. Airflow sends their ids in a URL.
+_MAX_TASKS = 100
+
+
+def can_tell_states(task_ids: Sequence[str]) -> bool:
+    """Whether Airflow can be asked for the states of these tasks.
+
+    Its answer names the instance 1 of a mapped task ``a`` ``a_1``, which may be the name of another task.
+    """
+    return len(task_ids) <= _MAX_TASKS and not any(
+        re.fullmatch(re.escape(one) + r"_\d+", other) for one, other in permutations(task_ids, 2)
+    )
+
+
+@dataclass(frozen=True)
+class ReleaseIfLast:
+    """The ``on_success_callback`` of a guarded task. Airflow calls it after it has stored the task's success.
+
+    :ivar acquire_task_id: id of the task that acquired the leases.
+    :ivar task_ids: ids of all guarded tasks of the group.
+    :ivar mapped: whether the group is in a mapped task group, so that only tasks of the same map index belong to it.
+    """
+
+    acquire_task_id: str
+    task_ids: tuple[str, ...]
+    mapped: bool
+
+    def __call__(self, context: Any) -> None:
+        ti = context["ti"]
+        guard = active_guard(self.acquire_task_id)
+        if guard is None or runs_in_dag_test():
+            return
+        try:
+            if not task_states.have_ended(ti, self.task_ids, own_map_index_only=self.mapped):
+                return
+            # Before the release, so that the `release` task can tell it from a loss of the lease.
+            XCom.set(
+                key=RELEASED_KEY,
+                value=guard.leases[0].lease_id,
+                dag_id=ti.dag_id,
+                run_id=ti.run_id,
+                task_id=self.acquire_task_id,
+                map_index=ti.map_index if self.mapped else -1,
+            )
+        except Exception as failure:
+            log.info("This task does not release the lock early, the release task will: %s", failure)
+            return
+        guard.release_on_exit()
+
+
+def was_released(released: Any, held: LeaseSet) -> bool:
+    """Whether the process of the last task was about to release these leases.
+
+    :param released: value of the XCom `RELEASED_KEY`.
+    """
+    return bool(released == held.leases[0].lease_id)

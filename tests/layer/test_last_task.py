@@ -1,0 +1,370 @@
+"""The last task of a group releases the lock as its process exits; in all other cases the `release` task does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk import DAG, TaskGroup, task, task_group
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk.execution_time import task_runner
+
+from airflow_dynamo_lock import DynamoLock, DynamoLockAcquireOperator, Lease, LockClient
+from airflow_dynamo_lock.airflow import task_states
+from airflow_dynamo_lock.airflow.guard import Guard
+from airflow_dynamo_lock.airflow.last_task import RELEASED_KEY, ReleaseIfLast, can_tell_states
+from airflow_dynamo_lock.airflow.operators import DynamoLockReleaseOperator
+from airflow_dynamo_lock.airflow.triggers import DynamoLockReleaseTrigger
+from deployments.patience import PATIENCE
+from tests.layer.test_guard import Task, holder
+
+States = Mapping[str, str | None]
+
+ACQUIRE = "lock.acquire"
+
+
+class TaskInstance(SimpleNamespace):
+    """As much of a task instance as a callback needs."""
+
+    states: States | Exception
+
+    def get_task_states(self, *, dag_id: str, task_ids: list[str], run_ids: list[str]) -> Any:
+        if isinstance(self.states, Exception):
+            raise self.states
+        assert (dag_id, run_ids) == ("dag", ["run"])
+        return {"run": dict(self.states)}
+
+
+def an_instance(states: States | Exception, map_index: int = -1) -> TaskInstance:
+    return TaskInstance(dag_id="dag", run_id="run", task_id="lock.a", map_index=map_index, states=states)
+
+
+@pytest.fixture(autouse=True)
+def xcoms(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str, int], Any]:
+    """The XComs of the run, by task id, key and map index."""
+    stored: dict[tuple[str, str, int], Any] = {}
+
+    def put(key: str, value: Any, *, dag_id: str, task_id: str, run_id: str, map_index: int = -1) -> None:
+        stored[task_id, key, map_index] = value
+
+    def get(*, key: str, dag_id: str, task_id: str, run_id: str, map_index: int = -1) -> Any:
+        return stored.get((task_id, key, map_index))
+
+    monkeypatch.setattr(BaseXCom, "set", put)
+    monkeypatch.setattr(BaseXCom, "get_one", get)
+    return stored
+
+
+@pytest.fixture
+def lease(request: pytest.FixtureRequest, locks: LockClient, xcoms: dict[Any, Any]) -> Lease:
+    lease = locks.acquire(request.node.name, lease=30, release_grace=6.0)
+    xcoms[ACQUIRE, "return_value", -1] = lease.as_dict()
+    return Lease.from_dict(lease.as_dict())
+
+
+@pytest.fixture
+def inside(locks: LockClient, lease: Lease) -> Iterator[Guard]:
+    guard = Guard(locks, [lease], Task(), ACQUIRE)
+    guard.enter()
+    yield guard
+    guard.leave()
+
+
+def succeed(states: States | Exception, *task_ids: str, mapped: bool = False, map_index: int = -1) -> None:
+    """Call the callback of a task, as Airflow does when the task has succeeded."""
+    callback = ReleaseIfLast(ACQUIRE, task_ids or ("lock.a",), mapped)
+    callback({"ti": an_instance(states, map_index)})
+
+
+# -- in the process of the last task --------------------------------------------------------------------------------
+
+
+def test_the_last_task_releases_as_its_process_exits(
+    locks: LockClient, lease: Lease, inside: Guard, xcoms: dict[Any, Any]
+) -> None:
+    succeed({"lock.a": "success", "lock.b": "skipped"}, "lock.a", "lock.b")
+    assert holder(locks, lease), "the process has not exited yet"
+    assert xcoms[ACQUIRE, RELEASED_KEY, -1] == lease.lease_id
+
+    inside.leave()
+
+    assert holder(locks, lease) is None
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, "scheduled", "queued", "running", "deferred", "up_for_retry", "up_for_reschedule", "restarting"],
+)
+def test_a_task_that_is_not_the_last_only_leaves(
+    locks: LockClient, lease: Lease, inside: Guard, xcoms: dict[Any, Any], state: str | None
+) -> None:
+    succeed({"lock.a": "success", "lock.b": state}, "lock.a", "lock.b")
+    inside.leave()
+    assert holder(locks, lease)
+    assert (ACQUIRE, RELEASED_KEY, -1) not in xcoms
+
+
+@pytest.mark.parametrize("states", [{}, {"lock.a": "success"}, ConnectionError("no answer")])
+def test_without_the_states_of_all_tasks_the_process_only_leaves(
+    locks: LockClient, lease: Lease, inside: Guard, states: States | Exception
+) -> None:
+    succeed(states, "lock.a", "lock.b")
+    inside.leave()
+    assert holder(locks, lease)
+
+
+def test_a_success_that_airflow_has_refused_is_none(locks: LockClient, lease: Lease, inside: Guard) -> None:
+    """Airflow calls the callback all the same."""
+    succeed({"lock.a": "running"})
+    inside.leave()
+    assert holder(locks, lease)
+
+
+def test_a_process_that_is_still_inside_keeps_the_lock(
+    locks: LockClient, lease: Lease, inside: Guard
+) -> None:
+    """Its task was marked as successful while it runs."""
+    marked = Guard(locks, [lease], Task(), ACQUIRE)
+    marked.enter()
+    succeed({"lock.a": "success", "lock.b": "success"}, "lock.a", "lock.b")
+    inside.leave()
+    assert locks.try_acquire(lease.key) is None
+    marked.leave()
+    assert locks.try_acquire(lease.key)
+
+
+def test_all_instances_of_a_mapped_task_must_have_ended(
+    locks: LockClient, lease: Lease, inside: Guard
+) -> None:
+    succeed({"lock.a_0": "success", "lock.a_1": "running"})
+    assert not inside._releases
+    succeed({"lock.a_0": "success", "lock.a_1": "success", "lock.ab_2": "running"})
+    assert inside._releases
+
+
+def test_in_a_mapped_group_the_tasks_of_the_same_index_must_have_ended(
+    locks: LockClient, lease: Lease, inside: Guard, xcoms: dict[Any, Any]
+) -> None:
+    tasks = ("lock.a", "lock.b")
+    states = {"lock.a_1": "success", "lock.b_1": "running", "lock.a_11": "running", "lock.b_11": "success"}
+    succeed(states, *tasks, mapped=True, map_index=1)
+    assert not inside._releases
+    succeed({**states, "lock.b_1": "failed"}, *tasks, mapped=True, map_index=1)
+    assert inside._releases
+    assert xcoms[ACQUIRE, RELEASED_KEY, 1] == lease.lease_id
+
+
+def test_only_the_leases_of_its_own_group_are_released(
+    locks: LockClient, lease: Lease, inside: Guard
+) -> None:
+    ReleaseIfLast("outer.acquire", ("lock.a",), False)({"ti": an_instance({"lock.a": "success"})})
+    inside.leave()
+    assert holder(locks, lease)
+
+
+def test_the_tasks_of_a_dag_test_leave_the_lock_to_the_release_task(
+    locks: LockClient, lease: Lease, inside: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run in one process, which does not exit between two of them."""
+    monkeypatch.setattr("airflow_dynamo_lock.airflow.last_task.runs_in_dag_test", lambda: True)
+    succeed({"lock.a": "success"})
+    assert not inside._releases
+
+
+# -- the release task -----------------------------------------------------------------------------------------------
+
+
+class Airflow:
+    async def asend(self, question: Any) -> Any:
+        return SimpleNamespace(task_states={"run": {"lock.release": "deferred"}})
+
+    def send(self, message: Any) -> None:
+        """Airflow 3.0 sends here which values are secret."""
+
+
+@pytest.fixture(params=["on a worker", "in the triggerer"])
+def release(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, connection: None, xcoms: dict[Any, Any]
+) -> Callable[[], None]:
+    """Runs the `release` task."""
+
+    def on_a_worker() -> None:
+        ti = SimpleNamespace(
+            map_index=-1,
+            xcom_pull=lambda task_ids, key="return_value", map_indexes=-1: xcoms.get(
+                (task_ids, key, map_indexes)
+            ),
+        )
+        DynamoLockReleaseOperator.execute.__wrapped__(operator, {"ti": ti})  # type: ignore[attr-defined]
+
+    async def in_the_triggerer() -> None:
+        monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", Airflow(), raising=False)
+        trigger = DynamoLockReleaseTrigger(ACQUIRE)
+        trigger.task_instance = SimpleNamespace(  # type: ignore[assignment]
+            dag_id="dag", run_id="run", task_id="lock.release", map_index=-1
+        )
+        events = [type(event).__name__ async for event in trigger.run()]
+        assert events == ["TaskSuccessEvent"]
+
+    operator = DynamoLockReleaseOperator(task_id="release", acquire_task_id=ACQUIRE, deferrable=False)
+    monkeypatch.setattr(task_states, "EVERY", 0.1)
+    if request.param == "on a worker":
+        return on_a_worker
+    return lambda: asyncio.run(asyncio.wait_for(in_the_triggerer(), PATIENCE))
+
+
+def test_the_release_task_knows_a_lease_that_the_last_task_has_released(
+    locks: LockClient,
+    lease: Lease,
+    inside: Guard,
+    release: Callable[[], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    succeed({"lock.a": "success"})
+    inside.leave()
+    successor = locks.acquire(lease.key, timeout=0)
+
+    release()
+
+    log = capfd.readouterr().out
+    assert "The process of the last guarded task has released the lock" in log
+    assert "was not held any more" not in log
+    assert holder(locks, successor)
+
+
+def test_the_release_task_releases_what_the_last_task_did_not_come_to_release(
+    locks: LockClient, lease: Lease, inside: Guard, release: Callable[[], None]
+) -> None:
+    """Its process was killed after it had noted that it would. It is still inside, so the lease drains."""
+    succeed({"lock.a": "success"})
+    inside._releases = False
+    inside.leave()
+
+    release()
+
+    assert holder(locks, lease) is None
+
+
+def test_a_lease_that_was_lost_is_told_apart(
+    locks: LockClient,
+    lease: Lease,
+    xcoms: dict[Any, Any],
+    release: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    xcoms[ACQUIRE, RELEASED_KEY, -1] = "the lease of an earlier attempt"
+    locks.break_lock(lease.key, lease.lease_id)
+
+    release()
+
+    assert "was not held any more when it was released" in caplog.text
+
+
+# -- when the DAG is parsed -----------------------------------------------------------------------------------------
+
+
+@task
+def work() -> None: ...
+
+
+def callbacks(dag: DAG, task_id: str) -> list[Any]:
+    guarded: Any = dag.get_task(task_id)
+    return list(guarded.on_success_callback)
+
+
+def releases(dag: DAG) -> set[str]:
+    """The tasks that ask whether they are the last."""
+    return {
+        each.task_id
+        for each in dag.tasks
+        if any(isinstance(callback, ReleaseIfLast) for callback in callbacks(dag, each.task_id))
+    }
+
+
+def test_the_tasks_without_a_guarded_task_behind_them_ask_whether_they_are_the_last() -> None:
+    with DAG("dag") as dag:
+        with DynamoLock("k") as lock:
+            first = work.override(task_id="first")()
+            first >> [work.override(task_id="b")(), work.override(task_id="c")()]
+        lock >> work.override(task_id="after")()
+    assert releases(dag) == {"lock.b", "lock.c"}
+    (callback,) = callbacks(dag, "lock.b")
+    assert callback == ReleaseIfLast("lock.acquire", ("lock.first", "lock.b", "lock.c"), False)
+
+
+def test_callbacks_of_the_users_own_are_called_first_and_are_not_shared() -> None:
+    def own(context: Any) -> None: ...
+
+    with (
+        DAG("dag", default_args={"on_success_callback": own}) as dag,
+        DynamoLock("k"),
+        TaskGroup("inner"),
+    ):
+        work()
+        PythonOperator.partial(task_id="mapped", python_callable=print).expand(op_args=[["a"], ["b"]])
+        work.override(task_id="expanded").expand_kwargs([{}])
+    for task_id in ("work", "mapped", "expanded"):
+        first, second = callbacks(dag, f"lock.inner.{task_id}")
+        assert first is own
+        assert isinstance(second, ReleaseIfLast)
+
+
+def test_each_lock_of_nested_groups_has_its_own_last_task() -> None:
+    with DAG("dag") as dag, DynamoLock("outer", group_id="outer"):
+        with DynamoLock("inner", group_id="inner") as inner:
+            work.override(task_id="a")()
+        inner >> work.override(task_id="b")()
+    assert [each.acquire_task_id for each in callbacks(dag, "outer.inner.a")] == ["outer.inner.acquire"]
+    assert [each.acquire_task_id for each in callbacks(dag, "outer.b")] == ["outer.acquire"]
+    assert set(callbacks(dag, "outer.b")[0].task_ids) == {"outer.inner.a", "outer.b"}
+
+
+def test_the_last_task_of_an_inner_group_may_be_that_of_the_outer_one() -> None:
+    with DAG("dag") as dag, DynamoLock("outer", group_id="outer"), DynamoLock("inner", group_id="inner"):
+        work.override(task_id="a")()
+    assert [each.acquire_task_id for each in callbacks(dag, "outer.inner.a")] == [
+        "outer.inner.acquire",
+        "outer.acquire",
+    ]
+
+
+def test_in_a_mapped_group_each_map_index_has_its_own_last_task() -> None:
+    with DAG("dag") as dag:
+
+        @task_group
+        def per_table(table: str) -> None:
+            with DynamoLock(table):
+                work()
+
+        per_table.expand(table=["a", "b"])
+    (callback,) = callbacks(dag, "per_table.lock.work")
+    assert callback.mapped
+
+
+def test_an_empty_task_does_not_get_a_worker_for_it() -> None:
+    with DAG("dag") as dag, DynamoLock("k"):
+        work() >> EmptyOperator(task_id="end")
+    assert releases(dag) == set()
+
+
+def test_names_that_the_answer_cannot_tell_apart_leave_it_to_the_release_task() -> None:
+    with DAG("dag") as dag, DynamoLock("k"):
+        work.override(task_id="a")()
+        work.override(task_id="a_1")()
+    assert releases(dag) == set()
+
+
+def test_so_do_too_many_tasks() -> None:
+    assert can_tell_states([f"task{number}" for number in range(100)])
+    assert not can_tell_states([f"task{number}" for number in range(101)])
+
+
+def test_an_acquire_operator_by_itself_has_no_last_task() -> None:
+    with DAG("dag") as dag:
+        DynamoLockAcquireOperator(task_id="acquire", key="k") >> work()
+    assert releases(dag) == set()
