@@ -51,18 +51,11 @@ class Handover:
         return self.started - self.ended
 
     @property
-    def steps(self) -> tuple[float, float, float] | None:
-        """Durations of the three steps: until the release, until the next acquisition, until a task starts.
-
-        In the first and the last step, Airflow schedules `release` and the guarded task.
-        """
-        if self.previous.released is None or self.following.acquired is None:
+    def steps(self) -> tuple[float, float] | None:
+        """Durations of the two steps: until the next run has acquired the lock, and until its first task starts."""
+        if self.following.acquired is None:
             return None
-        return (
-            self.previous.released - self.ended,
-            self.following.acquired - self.previous.released,
-            self.started - self.following.acquired,
-        )
+        return self.following.acquired - self.ended, self.started - self.following.acquired
 
     @property
     def crosses(self) -> bool:
@@ -131,14 +124,13 @@ class Outcome:
         steps = [each.steps for each in handovers if each.steps]
         if not steps:
             return []
-        releasing, acquiring, starting = zip(*steps, strict=True)
+        acquiring, starting = zip(*steps, strict=True)
         return [
             Spread.of(
                 "from one run's last task to the next run's first", [each.seconds for each in handovers]
             ),
-            Spread.of("step 1: Airflow runs release", releasing),
-            Spread.of("step 2: the next run acquires the lock", acquiring),
-            Spread.of("step 3: Airflow starts its first task", starting),
+            Spread.of("step 1: the lock is released, and acquired by the next run", acquiring),
+            Spread.of("step 2: Airflow starts its first task", starting),
         ]
 
     @property
