@@ -60,6 +60,7 @@ class Administration:
             grace_ms=holder.grace_ms,
             acquired_at_ms=holder.acquired_at_ms,
             took_over=holder.took_over,
+            usual_ms=record.usual_ms,
         )
 
     def look(self, key: str, slots: int, mode: Mode) -> Operation[tuple[LockRecord | None, bool]]:

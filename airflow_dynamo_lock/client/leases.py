@@ -72,6 +72,7 @@ def lease_of(granted: Granted, term: Term) -> Lease:
         grace_ms=claim.grace_ms,
         acquired_at_ms=granted.acquired_at_ms,
         took_over=granted.took_over,
+        usual_ms=granted.usual_ms,
         reclaimed=granted.reclaimed,
         term=term,
     )

@@ -744,7 +744,8 @@ MUTATIONS = {
     "leave-ignores-min-hold": Mutation(
         "`min_hold`: a process that releases as it leaves keeps the slots for it",
         _edited(
-            NativeFormat.release, ('f"{inside} AND {held}"', 'inside if leaving else f"{inside} AND {held}"')
+            NativeFormat.release,
+            ('f"{inside} AND {min_hold}"', 'inside if leaving else f"{inside} AND {min_hold}"'),
         ),
         test="tests/core/test_release.py::test_a_leave_that_releases_keeps_the_slots_for_min_hold",
     ),

@@ -16,10 +16,11 @@ from airflow_dynamo_lock.airflow.guard import BEATS_PER_GRACE
 from airflow_dynamo_lock.client.session import ClientCore
 from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE, SHARED
+from airflow_dynamo_lock.core.model.limits import LAST_MS, RELEASE_GRACE, SHARED
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.items import holder_values
+from airflow_dynamo_lock.core.table.position import place_of
 from airflow_dynamo_lock.defaults import DEFAULT_LEASE
 from bench.meter import item_size
 
@@ -73,6 +74,7 @@ def size(claim: Claim, holders: int, *, inside: bool) -> int:
         "token_base": "verified",
         "last_freed_at": NOW_MS,
         "last_ticket": NOW_MS,
+        "usual_ms": 3_612_345,
         "expires_at": NOW_MS // 1000,
     }
     return item_size({name: encode(value) for name, value in values.items()})
@@ -108,3 +110,11 @@ def test_the_page_says_how_many_holders_one_key_can_have(
         found = re.search(rf"^\| {row}.*?\| (\d+) \|.*\| (\d+) \|$", (ROOT / page).read_text(), re.MULTILINE)
         assert found
         assert (int(found[1]), int(found[2])) == (entry, most(claim, writes_a_second, inside=inside))
+
+
+def test_a_write_to_a_plain_lock_is_one_write_unit_with_the_usual_hold_time() -> None:
+    """Also with a process inside and a queue."""
+    assert item_size({"usual_ms": encode(3_612_345)}) == 13
+    assert item_size({"usual_ms": encode(LAST_MS)}) == 17
+    head = item_size({"queue_head": encode(place_of(0, NOW_MS, str(uuid.uuid4())))})
+    assert size(of_a_task(), 1, inside=True) + head <= 1024

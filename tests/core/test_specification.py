@@ -12,6 +12,7 @@ import pytest
 from airflow_dynamo_lock.core.effects import Request
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Enter, Heartbeat
+from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
 from airflow_dynamo_lock.core.table.grant_writes import GrantWrites
 from airflow_dynamo_lock.core.table.items import ATTRIBUTES, holder_values, waiter_values
@@ -55,12 +56,13 @@ MADE: Mapping[str, Sequence[Request]] = {
             (Change(30_000, {"a": 1}), (None, "v1")),
             (Enter("p"), (None, "v1")),
             (Drain(), (None, "v1")),
-            (CoolDown(), ("v1",)),
+            (CoolDown(1), ("v1",)),
         )
     },
     "leave": [WRITES.leave(KEY, "me", "p", 30_000, STAMP)],
     "release": [
-        WRITES.release(KEY, "me", 1, STAMP, confirmed=True, leaving=leaving) for leaving in (None, "p")
+        WRITES.release(KEY, "me", 1, STAMP, confirmed=True, held=HoldTime(1, None), leaving=leaving)
+        for leaving in (None, "p")
     ],
     "break_": [WRITES.break_(KEY, a_holder("me"), STAMP)],
     "take_ticket": [WRITES.take_ticket(KEY, 0, ALONE, STAMP)],

@@ -44,6 +44,7 @@ from airflow_dynamo_lock.core.model.arguments import checked_key
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
+from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.model.text import utc
 from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS, took_over
@@ -271,9 +272,11 @@ class S3Objects(S3Requests, OneHolder):
         stamp: Stamp,
         *,
         confirmed: bool,
+        held: HoldTime | None = None,
         leaving: str | None = None,
     ) -> Request:
-        """Free the lock, if no process but `leaving` is inside (R8). There is no token, so `confirmed` is not used."""
+        """Free the lock, if no process but `leaving` is inside (R8). There is no token and no queue, so `confirmed` and
+        `held` are not used."""
         inside = set() if leaving is None else {leaving}
 
         def change(now: Object | None) -> Object | None:

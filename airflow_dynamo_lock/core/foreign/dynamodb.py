@@ -21,6 +21,7 @@ from airflow_dynamo_lock.core.foreign.item import OURS, ForeignItem
 from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
+from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.expressions import took_over
@@ -142,9 +143,11 @@ class ForeignTable(ForeignItem):
         stamp: Stamp,
         *,
         confirmed: bool,
+        held: HoldTime | None = None,
         leaving: str | None = None,
     ) -> Request:
-        """Free the lock, if no process but `leaving` is inside (R8). There is no token, so `confirmed` is not used."""
+        """Free the lock, if no process but `leaving` is inside (R8). There is no token and no queue, so `confirmed` and
+        `held` are not used."""
         inside = "size(#ours.#processes) = :inside"
         if leaving is not None:
             inside += " AND attribute_exists(#ours.#processes.#process)"

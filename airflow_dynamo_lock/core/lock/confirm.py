@@ -104,6 +104,7 @@ class Confirming:
             # As the record says, because an earlier write of the same claim may have taken over (R5).
             took_over=holder.took_over,
             reclaimed=tuple(each for each in write.removed if not each.cooling_down),
+            usual_ms=record.usual_ms,
         )
 
     def granted_all(

@@ -11,8 +11,10 @@ from airflow_dynamo_lock.core.lock.renew import Renewing
 from airflow_dynamo_lock.core.lock.requests import Requests
 from airflow_dynamo_lock.core.model.edits import Drain
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockUnavailableError
+from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.log import log
 
 
@@ -34,7 +36,13 @@ class Releasing:
         key, lease_id = lease.key, lease.lease_id
         if release:
             removal = partial(
-                self.requests.format.release, key, lease_id, lease.slots, confirmed=True, leaving=process
+                self.requests.format.release,
+                key,
+                lease_id,
+                lease.slots,
+                confirmed=True,
+                held=HoldTime(lease.acquired_at_ms, lease.usual_ms),
+                leaving=process,
             )
             reply, maybe_applied = yield from self._write_again(removal)
             if not reply.refused:
@@ -48,9 +56,17 @@ class Releasing:
         if reply.refused:
             record, _ = yield from self.requests.record_after(key, reply, None)
             return Lost(record)
-        holder = self.requests.format.record(reply.output["Attributes"], reply.server_ms).holders[lease_id]
+        record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
+        holder = record.holders[lease_id]
         if release or (holder.draining and not holder.processes):
-            outcome = yield from self.release(key, lease_id, lease.slots, lease.grace_ms, confirmed=True)
+            outcome = yield from self.release(
+                key,
+                lease_id,
+                lease.slots,
+                lease.grace_ms,
+                confirmed=True,
+                held=_hold_time(record, holder),
+            )
             if release or not isinstance(outcome, Draining):
                 return outcome
         return Renewed(holder, reply.sent_at)
@@ -69,20 +85,30 @@ class Releasing:
         return reply, reply.retried
 
     def release(
-        self, key: str, lease_id: str, slots: int, grace_ms: int, *, confirmed: bool
+        self,
+        key: str,
+        lease_id: str,
+        slots: int,
+        grace_ms: int,
+        *,
+        confirmed: bool,
+        held: HoldTime | None = None,
     ) -> Operation[Released | Draining | Lost]:
         """Free the slots. While processes are inside, drain the lease instead (R8).
 
         :param confirmed: the caller received the grant.
+        :param held: how long the lease was held, for the mean in the record; None keeps the mean.
         """
-        release = partial(self.requests.format.release, key, lease_id, slots, confirmed=confirmed)
+        release = partial(self.requests.format.release, key, lease_id, slots, confirmed=confirmed, held=held)
         reply, retried = yield from self._write_again(release)
         if not reply.refused:
             return Released()
         record, _ = yield from self.requests.record_after(key, reply, None)
         holder = record.holders.get(lease_id) if record is not None else None
-        if holder is not None and holder.ours:
+        if record is not None and holder is not None and holder.ours:
             slots = holder.slots  # a lease from an XCom may have another number
+            held = held and _hold_time(record, holder)
+            again = partial(self.release, key, lease_id, slots, grace_ms, confirmed=confirmed, held=held)
             if holder.cooling_down:
                 return Released(holder.hold_until_ms)
             now_ms = self.requests.stamp().best_ms
@@ -90,19 +116,20 @@ class Releasing:
             until_ms = holder.hold_until_ms or 0
             rest_ms = min(until_ms - now_ms, until_ms - (holder.acquired_at_ms or 0))
             if not holder.processes and rest_ms > 0:
-                reply = yield from self.renewing.cool_down(key, holder, rest_ms)
+                usual_ms = held.mean(until_ms) if held else None
+                reply = yield from self.renewing.cool_down(key, holder, rest_ms, usual_ms)
                 if reply.refused:
-                    return (yield from self.release(key, lease_id, slots, grace_ms, confirmed=confirmed))
+                    return (yield from again())
                 return Released(holder.hold_until_ms)
             if not holder.processes and 0 < until_ms <= now_ms:
                 # `min_hold` is over; the first write was refused because its sender did not know the server's time.
-                return (yield from self.release(key, lease_id, slots, grace_ms, confirmed=confirmed))
+                return (yield from again())
             outcome = yield from self.renewing.renew(key, lease_id, grace_ms, Drain())
             if isinstance(outcome, Draining) or (isinstance(outcome, Renewed) and outcome.holder.processes):
                 return Draining(outcome.holder)
             if isinstance(outcome, Renewed):
                 # The last process left between the two writes, and did not know that it was to release.
-                return (yield from self.release(key, lease_id, slots, grace_ms, confirmed=confirmed))
+                return (yield from again())
             record = outcome.record
         # The lease is gone: by an earlier attempt of this release (R5), or it was lost before.
         return Released() if retried else Lost(record)
@@ -119,7 +146,12 @@ class Releasing:
         if len(leases) > 1:
             releases = [
                 self.requests.format.release(
-                    each.key, each.lease_id, each.slots, self.requests.stamp(), confirmed=confirmed
+                    each.key,
+                    each.lease_id,
+                    each.slots,
+                    self.requests.stamp(),
+                    confirmed=confirmed,
+                    held=HoldTime(each.acquired_at_ms, each.usual_ms),
                 )
                 for each in leases
             ]
@@ -137,7 +169,12 @@ class Releasing:
         for lease in leases:
             try:
                 outcome = yield from self.release(
-                    lease.key, lease.lease_id, lease.slots, lease.grace_ms, confirmed=confirmed
+                    lease.key,
+                    lease.lease_id,
+                    lease.slots,
+                    lease.grace_ms,
+                    confirmed=confirmed,
+                    held=HoldTime(lease.acquired_at_ms, lease.usual_ms),
                 )
             except LockRecordError as damaged:
                 broken = damaged  # release the other leases first
@@ -147,3 +184,8 @@ class Releasing:
         if broken is not None:
             raise broken
         return outcomes
+
+
+def _hold_time(record: LockRecord, holder: Holder) -> HoldTime | None:
+    """How long a holder has held the lock, and the mean, as the record shows them."""
+    return None if holder.acquired_at_ms is None else HoldTime(holder.acquired_at_ms, record.usual_ms)

@@ -87,12 +87,15 @@ class Renewing:
             maybe_applied=False,
         )
 
-    def cool_down(self, key: str, holder: Holder, rest_ms: int) -> Operation[Reply]:
-        """End a lease that `min_hold` keeps for another `rest_ms` milliseconds; it expires by itself then."""
+    def cool_down(self, key: str, holder: Holder, rest_ms: int, usual_ms: int | None) -> Operation[Reply]:
+        """End a lease that `min_hold` keeps for another `rest_ms` milliseconds; it expires by itself then.
+
+        :param usual_ms: how long leases are usually held, milliseconds; None keeps what the record says.
+        """
         return (
             yield from self.requests.write(
                 lambda stamp: self.requests.format.renew(
-                    key, holder.lease_id, rest_ms, stamp, CoolDown(), holder.version
+                    key, holder.lease_id, rest_ms, stamp, CoolDown(usual_ms), holder.version
                 )
             )
         )

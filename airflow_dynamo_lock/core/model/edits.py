@@ -42,7 +42,12 @@ class Drain:
 
 @dataclass(frozen=True)
 class CoolDown:
-    """The lease is released, and lasts for the length of the renewal because of `min_hold`."""
+    """The lease is released, and lasts for the length of the renewal because of `min_hold`.
+
+    :ivar usual_ms: how long leases are usually held, milliseconds; None keeps what the record says.
+    """
+
+    usual_ms: int | None = None
 
 
 Edit = Heartbeat | Change | Enter | Drain | CoolDown

@@ -74,6 +74,8 @@ class Lease:
     :ivar grace_ms: how long a drained lease lasts while processes are inside (R8), milliseconds.
     :ivar acquired_at_ms: time of the grant, epoch milliseconds.
     :ivar took_over: slots came from a dead holder that may have left its work half done.
+    :ivar usual_ms: how long leases of the lock were usually held when this one was granted, milliseconds; None if
+        unknown.
     :ivar reclaimed: the dead holders whose slots this grant took over.
     :ivar term: validity in this process; None in a lease that was made from an XCom.
     """
@@ -88,6 +90,7 @@ class Lease:
     grace_ms: int
     acquired_at_ms: int
     took_over: bool = False
+    usual_ms: int | None = None
     reclaimed: tuple[Holder, ...] = ()
     term: Term | None = field(default=None, compare=False, repr=False)
 
@@ -123,6 +126,8 @@ class Lease:
         checked_slots(self.slots, self.capacity)
         for name, least in (("token", None), ("acquired_at_ms", 0), ("lease_ms", 1), ("grace_ms", 1)):
             checked_whole(name, getattr(self, name), least)
+        if self.usual_ms is not None:
+            checked_whole("usual_ms", self.usual_ms, 0)
         checked_flag("took_over", self.took_over)
         return self
 
@@ -133,7 +138,9 @@ class Lease:
         :raises LockValueError: the values do not describe a lease.
         """
         try:
-            return cls(**{name: values[name] for name in _LEASE_VALUES}, term=term).checked()
+            # A version that did not know `usual_ms` may have written the XCom.
+            known = {"usual_ms": None, **values}
+            return cls(**{name: known[name] for name in _LEASE_VALUES}, term=term).checked()
         except (KeyError, TypeError) as wrong:
             raise LockValueError(
                 f"This is not the result of a task that acquires a lock, but of type {type(values).__name__}, "

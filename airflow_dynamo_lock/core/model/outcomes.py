@@ -17,6 +17,7 @@ class Granted:
     :ivar stamped_at: when the stamp of the write was made, monotonic seconds: the lease counts from then.
     :ivar took_over: slots came from a dead holder that may have left its work half done.
     :ivar reclaimed: the dead holders whose slots this grant took over.
+    :ivar usual_ms: how long leases of the lock are usually held, milliseconds; None if unknown.
     """
 
     claim: Claim
@@ -25,6 +26,7 @@ class Granted:
     stamped_at: float
     took_over: bool = False
     reclaimed: tuple[Holder, ...] = ()
+    usual_ms: int | None = None
 
 
 @dataclass(frozen=True)

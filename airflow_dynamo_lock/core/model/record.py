@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_dynamo_lock.core.model.kind import Kind
-from airflow_dynamo_lock.core.model.text import iso, readable, utc
+from airflow_dynamo_lock.core.model.text import duration, iso, readable, utc
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class LockRecord:
     :ivar capacity_pinned: the capacity was set with `set_capacity`, and overrides the capacity of claims.
     :ivar last_ticket: number of tickets that the queue has given out.
     :ivar queue_head: place of the first waiter, or a place before it; None if the queue is empty.
+    :ivar usual_ms: how long leases are usually held, milliseconds: a running mean; None if unknown.
     """
 
     key: str
@@ -133,6 +134,7 @@ class LockRecord:
     capacity_pinned: bool = False
     last_ticket: int = 0
     queue_head: str | None = None
+    usual_ms: int | None = None
 
     @property
     def kind(self) -> Kind:
@@ -195,6 +197,8 @@ class Waiter:
     :ivar version: changes whenever the waiter writes its entry.
     :ivar renewed_at_ms: time of the last write of the entry in *server* time, epoch milliseconds; None if unknown.
     :ivar about: details of the waiter (in Airflow: DAG, run, task, try).
+    :ivar expected_wait_ms: about how much longer it waits, milliseconds, if leases are held for as long as usual; None
+        if unknown.
     """
 
     key: str
@@ -210,6 +214,7 @@ class Waiter:
     version: str
     renewed_at_ms: int | None
     about: Mapping[str, str] = field(default_factory=dict)
+    expected_wait_ms: int | None = field(default=None, compare=False)  # changes with the time
 
     @property
     def mode(self) -> str:
@@ -237,6 +242,7 @@ class Waiter:
             "slots": self.slots,
             "capacity": None if Kind.of(self.capacity) is Kind.SHARED else self.capacity,
             "priority": self.priority,
+            "expected_wait_seconds": None if self.expected_wait_ms is None else self.expected_wait_ms / 1000,
             "about": dict(self.about),
         }
 
@@ -249,15 +255,19 @@ class QueuePosition:
     :ivar number: position, from 1.
     :ivar length: length of the queue.
     :ivar behind: the waiter just before; None for the first.
+    :ivar expected_wait_ms: about how much longer the waiter waits, milliseconds, if leases are held for as long as
+        usual; None if unknown. Two positions that differ only in this are equal.
     """
 
     key: str
     number: int
     length: int
     behind: Waiter | None
+    expected_wait_ms: int | None = field(default=None, compare=False)  # changes with the time
 
     def describe(self) -> str:
-        """``3rd of 5, behind prod/…``"""
+        """``3rd of 5, about 12 min, behind prod/…``; without a time if none is known."""
         suffix = {1: "st", 2: "nd", 3: "rd"}.get(self.number % 10 * (self.number % 100 // 10 != 1), "th")
+        when = f", about {duration(self.expected_wait_ms)}" if self.expected_wait_ms is not None else ""
         who = f", behind {readable(self.behind.owner)}" if self.behind is not None else ""
-        return f"{self.number}{suffix} of {self.length}{who}"
+        return f"{self.number}{suffix} of {self.length}{when}{who}"

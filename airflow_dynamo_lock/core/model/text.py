@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+# Units of a duration, in milliseconds.
+_UNITS = {"days": 86_400_000, "h": 3_600_000, "min": 60_000}
+
 # Maximum length of an argument in an error, in characters.
 _SHOWN = 60
 
@@ -29,6 +32,14 @@ def utc(epoch_ms: int) -> datetime:
 def iso(at: datetime | None) -> str | None:
     """A time in ISO 8601 with milliseconds; None stays None."""
     return None if at is None else at.isoformat(timespec="milliseconds")
+
+
+def duration(milliseconds: int) -> str:
+    """A rough duration: ``12 min``, in the largest unit of which it has two, else in seconds, at least one."""
+    for unit, length in _UNITS.items():
+        if milliseconds >= 2 * length:
+            return f"{milliseconds / length:.0f} {unit}"
+    return f"{max(1, round(milliseconds / 1000))} s"
 
 
 def readable(text: str) -> str:

@@ -14,6 +14,7 @@ from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.kind import compatible
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, QueuePosition, Waiter
+from airflow_dynamo_lock.core.queue.estimate import with_expected_waits
 from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, Format, HeadUpdate
 from airflow_dynamo_lock.core.table.position import class_of, head_after, ticket_of
@@ -121,7 +122,7 @@ class QueueReader:
         )
 
     def waiters(self, key: str, seconds: float | None = None) -> Operation[list[Waiter]]:
-        """The waiters of the lock in their order, without those known to be dead.
+        """The waiters of the lock in their order, with their expected waits, without those known to be dead.
 
         :raises LockValueError: the table format has no queues.
         """
@@ -139,7 +140,7 @@ class QueueReader:
             found += yield from self._living(page, reply, seconds)
             cursor = reply.output.get("LastEvaluatedKey")
             if not cursor:
-                return found
+                return with_expected_waits(record, found, self.own.stamp().best_ms)
 
     def entries(self, key: str, seconds: float | None) -> Operation[list[Waiter]]:
         """All entries of the queue, those of dead waiters included, as they were up to 5 s ago.
@@ -235,7 +236,11 @@ def queue_positions(waiters: list[Waiter]) -> dict[str, QueuePosition]:
     """The position of each waiter in the queue, by its place."""
     return {
         waiter.place: QueuePosition(
-            waiter.key, number + 1, len(waiters), waiters[number - 1] if number else None
+            waiter.key,
+            number + 1,
+            len(waiters),
+            waiters[number - 1] if number else None,
+            waiter.expected_wait_ms,
         )
         for number, waiter in enumerate(waiters)
     }

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Stamp, T
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Edit
+from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 from airflow_dynamo_lock.core.table.features import HasFeatures
 
@@ -118,6 +119,7 @@ class Format(HasFeatures, Protocol):
         stamp: Stamp,
         *,
         confirmed: bool,
+        held: HoldTime | None = None,
         leaving: str | None = None,
     ) -> Request: ...
     def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request: ...

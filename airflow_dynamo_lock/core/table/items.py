@@ -51,6 +51,7 @@ ATTRIBUTES = [
     "capacity_pinned",
     "last_ticket",
     "queue_head",
+    "usual_ms",
     "process",
 ]
 
@@ -125,6 +126,7 @@ def read_lock(item: Mapping[str, Any], table: str, server_ms: int | None) -> Loc
             queue_head=_typed(values, "queue_head", str) if "queue_head" in values else None,
             # A damaged value does no harm: the next write replaces it.
             expires_at=values["expires_at"] if isinstance(values.get("expires_at"), int) else None,
+            usual_ms=_usual(values.get("usual_ms")),
             read_at_ms=server_ms,
         )
         held = sum(holder.slots for holder in record.holders.values())
@@ -197,6 +199,12 @@ def read_holder(lease_id: str, values: Any) -> Holder:
         took_over=values.get("took_over") is True,
         about=_typed(values, "about", dict) if "about" in values else {},
     )
+
+
+def _usual(value: Any) -> int | None:
+    """The usual hold time. A damaged value does no harm: it counts as unknown, and the next release replaces it."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_whole and 0 <= value <= LAST_MS else None
 
 
 def _whole(values: Mapping[str, Any], name: str, least: int, most: int) -> int:

@@ -6,6 +6,7 @@ from typing import assert_never
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
+from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.core.table.expressions import expiry, removed_data, set_data
 from airflow_dynamo_lock.core.table.items import VERIFIED
@@ -31,6 +32,11 @@ _NONE_INSIDE = " AND size(#holders.#me.#processes) = :zero"
 _ONLY_ME_INSIDE = (
     " AND attribute_exists(#holders.#me.#processes.#process) AND size(#holders.#me.#processes) = :one"
 )
+
+
+def _set_usual(usual_ms: int | None) -> str:
+    """The assignment of the usual hold time; empty if it is kept. No condition ever depends on it."""
+    return ", #usual_ms = :usual_ms" if usual_ms is not None else ""
 
 
 class LeaseWrites(RenewalWrites):
@@ -64,7 +70,7 @@ class LeaseWrites(RenewalWrites):
             case CoolDown():
                 update = (
                     ", #holders.#me.#draining = :true, #holders.#me.#cooling_down = :true, "
-                    "#holders.#me.#lease_ms = :lease_ms"
+                    "#holders.#me.#lease_ms = :lease_ms" + _set_usual(edit.usual_ms)
                 )
                 condition = _NONE_INSIDE
             case _:
@@ -81,6 +87,7 @@ class LeaseWrites(RenewalWrites):
                 ":data": edit.data if isinstance(edit, Change) else None,
                 ":lease_ms": lease_ms,
                 ":now": stamp.best_ms,
+                ":usual_ms": edit.usual_ms if isinstance(edit, CoolDown) else None,
                 ":true": True,
                 ":zero": 0,
             },
@@ -108,24 +115,27 @@ class LeaseWrites(RenewalWrites):
         stamp: Stamp,
         *,
         confirmed: bool,
+        held: HoldTime | None = None,
         leaving: str | None = None,
     ) -> Request:
         """Free the slots, if no process is inside (R8).
 
         :param confirmed: the caller received the grant, so its token has been compared with the server's time (R10).
+        :param held: how long the lease was held, for the mean in the record; None keeps the mean.
         :param leaving: the process that leaves with this write, and must be the only one inside.
         """
+        usual_ms = None if held is None else held.mean(stamp.best_ms)
         proven = ", #token_base = :checked" if confirmed and stamp.server_ms is not None else ""
-        held = _MIN_HOLD_OVER if stamp.answered else _NO_MIN_HOLD
+        min_hold = _MIN_HOLD_OVER if stamp.answered else _NO_MIN_HOLD
         inside = _NONE_INSIDE if leaving is None else _ONLY_ME_INSIDE
         return self._remove(
             key,
             lease_id,
             slots,
             stamp,
-            proven,
-            f"{inside} AND {held}",
-            {":zero": 0, ":one": 1, ":checked": VERIFIED, ":now": stamp.best_ms},
+            proven + _set_usual(usual_ms),
+            f"{inside} AND {min_hold}",
+            {":zero": 0, ":one": 1, ":checked": VERIFIED, ":now": stamp.best_ms, ":usual_ms": usual_ms},
             **({"process": leaving} if leaving is not None else {}),
         )
 

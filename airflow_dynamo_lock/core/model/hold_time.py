@@ -1,0 +1,30 @@
+"""How long leases are usually held: a running mean, from which waiters estimate their wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Weight of the newest lease in the mean: one part in eight.
+_PARTS = 8
+
+
+@dataclass(frozen=True)
+class HoldTime:
+    """A lease that is about to be released, and the mean so far.
+
+    :ivar acquired_at_ms: time of the grant, epoch milliseconds.
+    :ivar usual_ms: the mean as the releasing process last read it, milliseconds; None if there was none.
+    """
+
+    acquired_at_ms: int
+    usual_ms: int | None
+
+    def mean(self, until_ms: int) -> int | None:
+        """The mean with this lease, in milliseconds; None if the two times cannot both be right.
+
+        :param until_ms: time until which the slots are taken, epoch milliseconds.
+        """
+        held_ms = until_ms - self.acquired_at_ms
+        if held_ms < 0:
+            return None
+        return held_ms if self.usual_ms is None else self.usual_ms + round((held_ms - self.usual_ms) / _PARTS)
