@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.core.model.limits import SHARED
-from airflow_dynamo_lock.core.model.text import readable
+from airflow_dynamo_lock.core.model.text import duration, readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 
 LOCK_COLUMNS = ("lock", "state", "held by", "lease id", "since", "last heartbeat", "token")
-WAITER_COLUMNS = ("position", "who", "since", "gives up", "wants", "priority", "lease id")
+WAITER_COLUMNS = ("position", "who", "since", "expected wait", "gives up", "wants", "priority", "lease id")
+# Columns that are left out if all their cells are empty.
+_OPTIONAL = ("expected wait",)
 # Columns whose cells may be wrapped.
 _WRAPPED = ("lock", "held by", "who")
 # Minimum width of a wrapped column, in characters.
 _MIN_WRAPPED_WIDTH = 12
 # Columns that a narrow terminal does not show, in the order in which they are left out.
-_LEFT_OUT = ("token", "priority", "last heartbeat", "gives up", "since", "wants", "state")
+_LEFT_OUT = ("token", "priority", "last heartbeat", "gives up", "since", "wants", "expected wait", "state")
 
 
 def as_json(value: Any) -> None:
@@ -54,7 +56,11 @@ def table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]
     from rich.table import Table
     from rich.text import Text
 
-    rows = [columns, *rows]
+    filled = [
+        cells for cells in zip(columns, *rows, strict=True) if cells[0] not in _OPTIONAL or any(cells[1:])
+    ]
+    rows = list(zip(*filled, strict=True))
+    columns = rows[0]
     for column in (None, *_LEFT_OUT):
         if column in columns:
             at = columns.index(column)
@@ -128,6 +134,7 @@ def waiter_rows(waiters: Sequence[Waiter]) -> list[tuple[str, ...]]:
             str(number),
             readable(waiter.owner),
             since(waiter.since),
+            "" if waiter.expected_wait_ms is None else f"about {duration(waiter.expected_wait_ms)}",
             "never" if waiter.until is None else since(waiter.until),
             "to share" if waiter.mode == "shared" else f"{waiter.slots} of {waiter.capacity}",
             str(waiter.priority),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import uuid
+from datetime import timedelta
 
 import pytest
 from rich.console import Console
@@ -16,6 +18,7 @@ from rich.console import Console
 from airflow_dynamo_lock import Lease, LockClient
 from airflow_dynamo_lock.cli import show
 from deployments.engines import MotoServer
+from deployments.hold_times import make_usual
 from deployments.patience import PATIENCE, wait_until
 from deployments.proxy import Proxy
 from tests.cli.conftest import Shell, read_until, terminal
@@ -132,6 +135,45 @@ def test_get_list_and_waiters_show_what_there_is(shell: Shell, locks: LockClient
     finally:
         waiting.kill()
         waiting.communicate()
+
+
+def test_waiters_says_about_how_long_it_may_take(shell: Shell, locks: LockClient, key: str) -> None:
+    """A column that is not there as long as nothing is known."""
+    for name, known in ((f"{key}/unknown", False), (key, True)):
+        if known:
+            make_usual(locks, name, timedelta(hours=8))
+        locks.acquire(name)
+        for number in (1, 2):
+            shell.start("acquire", name, "--owner", f"waiter {number}", "--wait-time", "1 hour")
+            wait_until(lambda name=name, number=number: len(locks.waiters(name)) == number)  # type: ignore[misc]
+
+        shown = shell("waiters", name).stdout
+        waits = [
+            each["expected_wait_seconds"] for each in json.loads(shell("waiters", name, "--json").stdout)
+        ]
+
+        if known:
+            assert re.findall("expected wait|about [0-9]+ h", shown) == [
+                "expected wait",
+                "about 8 h",
+                "about 16 h",
+            ]
+            assert waits == pytest.approx([8 * 3600, 16 * 3600], abs=PATIENCE)
+        else:
+            assert "expected wait" not in shown
+            assert "waiter 2" in shown
+            assert waits == [None, None]
+
+
+def test_on_a_terminal_a_waiting_command_says_about_how_long_it_may_take(
+    shell: Shell, locks: LockClient, key: str
+) -> None:
+    make_usual(locks, key, timedelta(hours=8))
+    lease = locks.acquire(key)
+    with terminal(shell, f"$DYNAMO_LOCK run {key} -- echo done.") as there:
+        read_until("waiting: 1st of 1, about 8 h", there)
+        locks.release(lease)
+        read_until("done.", there)
 
 
 def test_a_lock_never_used_is_free(shell: Shell, key: str) -> None:

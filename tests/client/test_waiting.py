@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -26,12 +28,15 @@ from airflow_dynamo_lock.core.lock.presence import Presence
 from airflow_dynamo_lock.core.model.record import QueuePosition
 from deployments.clients import async_lock_client, core_of, lock_client
 from deployments.engines import Engine, MotoServer
+from deployments.hold_times import make_usual
 from deployments.patience import PATIENCE, wait_until
 from deployments.proxy import Proxy, Rule
 from tests.client.conftest import MakeClient
 
 # What the engine is does not matter here: it is the clients' own waiting that is tried. `test_contract` has both.
 pytestmark = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])
+
+HOUR = 3_600_000  # milliseconds
 
 #: What a busy machine may need for a handful of requests, in seconds.
 SLACK = 10.0
@@ -89,6 +94,32 @@ def test_a_waiter_is_told_who_holds_the_lock(client: LockClient, elsewhere: Lock
         client.acquire(key, timeout=0.5, poll_interval=0.1, on_busy=told.append)
 
     assert {holder.owner for record in told for holder in record.holders.values()} == {"elsewhere"}
+
+
+def test_a_waiter_is_told_about_how_long_it_may_take(
+    client: LockClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
+) -> None:
+    make_usual(elsewhere, key, timedelta(hours=8))
+    held = elsewhere.acquire(key)
+    told = SimpleQueue[str]()
+
+    def note(position: QueuePosition) -> None:
+        told.put(position.describe())
+
+    first, _ = _acquire(threads, elsewhere, key, poll_interval=0.1, owner="first")
+    wait_until(lambda: _queue(elsewhere, key) == 1)
+    second, _ = _acquire(threads, client, key, poll_interval=0.1, on_position=note)
+    assert told.get(timeout=PATIENCE) == "2nd of 2, about 16 h, behind first"
+    assert [each.expected_wait_ms for each in client.waiters(key)] == pytest.approx(
+        [8 * HOUR, 16 * HOUR], abs=PATIENCE * 1000
+    )
+    elsewhere.release(held)
+    held = first.result(PATIENCE)
+
+    # The lease of a few seconds has made the mean an eighth smaller.
+    assert told.get(timeout=PATIENCE) == "1st of 1, about 7 h"
+    elsewhere.release(held)
+    assert second.result(PATIENCE)
 
 
 # -- until the time is up -------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextvars import ContextVar
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,7 @@ from airflow_dynamo_lock.airflow.triggers import (
     DynamoLockSensorTrigger,
     LockTrigger,
 )
+from deployments.hold_times import make_usual
 from deployments.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("connection")
@@ -226,6 +228,7 @@ async def test_each_waiting_task_is_told_its_place_in_its_own_log(
     locks: LockClient, key: str, told: Told
 ) -> None:
     """In one triggerer all share one poller, which belongs to the task that came first."""
+    await asyncio.to_thread(make_usual, locks, key, hold=timedelta(hours=8))
     blocker = await asyncio.to_thread(locks.try_acquire, key)
     assert blocker
     first = asyncio.ensure_future(result_of(in_the_triggerer(key, "first"), "first"))
@@ -238,8 +241,12 @@ async def test_each_waiting_task_is_told_its_place_in_its_own_log(
     await asyncio.to_thread(locks.release, Lease.from_dict(lease))
     await asyncio.wait_for(second, PATIENCE)
 
-    assert told.to("first") == ["1st of 1."]
-    assert told.to("second") == ["2nd of 2, behind airflow/dag/run/first.", "1st of 1."]
+    assert told.to("first") == ["1st of 1, about 8 h."]
+    # The blocker's lease of a few seconds has made the mean an eighth smaller.
+    assert told.to("second") == [
+        "2nd of 2, about 16 h, behind airflow/dag/run/first.",
+        "1st of 1, about 7 h.",
+    ]
     assert told.to("nobody's") == []
 
 
@@ -249,7 +256,7 @@ def test_on_a_worker_too(locks: LockClient, key: str, told: Told) -> None:
     got: list[Lease] = []
     waiting = threading.Thread(target=lambda: got.append(on_a_worker(key)()), daemon=True)
     waiting.start()
-    told.until(f"Waiting for the lock {key!r}: 1st of 1.")
+    told.until(f"Waiting for the lock {key!r}: 1st of 1.")  # and no time, because none is known
     locks.release(blocker)
     waiting.join(30)
 

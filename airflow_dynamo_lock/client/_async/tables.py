@@ -119,7 +119,7 @@ class AsyncTable(AsyncRuntime):
         return await self._run(self._core.administration.look(key, slots, mode))
 
     async def waiters(self, key: str) -> list[Waiter]:
-        """The lock's queue of waiters, the next one first.
+        """The lock's queue of waiters, the next one first, with about how long each still waits, if that is known.
 
         :param key: the lock.
         """

@@ -84,8 +84,9 @@ class Leases(ThreadRuntime):
         :param poll_interval: seconds between reads of the table, which all waiters of this client share.
         :param on_busy: called with the record each time that a try found the lock taken.
         :param on_position: called with this waiter's position in the queue each time that it changes. If a waiter of
-            another process gives up, that takes 10 s, and longer in a process that waits for more than ten locks. It
-            must not block. An exception that it raises is logged.
+            another process gives up, that takes 10 s, and longer in a process that waits for more than ten locks. The
+            position says about how long this waiter still waits, if that is known; a new estimate alone is no call. The
+            function must not block. An exception that it raises is logged.
         :raises LockTimeoutError: the lock was not free in time; the message names the holders.
         :raises CapacityMismatchError: the lock is in use with another capacity, or in another mode.
         """

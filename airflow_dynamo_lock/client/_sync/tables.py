@@ -118,7 +118,7 @@ class Table(ThreadRuntime):
         return self._run(self._core.administration.look(key, slots, mode))
 
     def waiters(self, key: str) -> list[Waiter]:
-        """The lock's queue of waiters, the next one first.
+        """The lock's queue of waiters, the next one first, with about how long each still waits, if that is known.
 
         :param key: the lock.
         """
