@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 
 LOCK_COLUMNS = ("lock", "state", "held by", "lease id", "since", "last heartbeat", "token")
-WAITER_COLUMNS = ("position", "who", "since", "expected wait", "gives up", "wants", "priority", "lease id")
+WAITER_COLUMNS = ("position", "who", "since", "still waits", "gives up", "wants", "priority", "lease id")
 # Columns that are left out if all their cells are empty.
-_OPTIONAL = ("expected wait",)
+_OPTIONAL = ("still waits",)
 # Columns whose cells may be wrapped.
 _WRAPPED = ("lock", "held by", "who")
 # Minimum width of a wrapped column, in characters.
 _MIN_WRAPPED_WIDTH = 12
 # Columns that a narrow terminal does not show, in the order in which they are left out.
-_LEFT_OUT = ("token", "priority", "last heartbeat", "gives up", "since", "wants", "expected wait", "state")
+_LEFT_OUT = ("token", "priority", "last heartbeat", "gives up", "since", "wants", "still waits", "state")
 
 
 def as_json(value: Any) -> None:

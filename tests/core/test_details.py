@@ -913,7 +913,7 @@ def test_claims_that_can_hold_a_lock_together(one: int, other: int, together: bo
 def test_a_lease_is_read_from_an_xcom_that_has_all_values() -> None:
     values = {**a_lease("a").as_dict(), "lease_ms": 1, "grace_ms": 1}
     assert Lease.from_dict({**values, "took_over": True}).took_over
-    for name in values:
+    for name in values.keys() - {"usual_ms"}:  # which an older version does not write
         with pytest.raises(LockValueError):
             Lease.from_dict({other: value for other, value in values.items() if other != name})
     for name in "lease_ms", "grace_ms":
