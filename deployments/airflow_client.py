@@ -60,6 +60,7 @@ class TaskInstance:
     try_number: int
     pid: int | None
     hostname: str | None
+    queued: datetime | None
     start: datetime | None
     end: datetime | None
     rendered: Mapping[str, Any]
@@ -77,6 +78,7 @@ class TaskInstance:
             try_number=body["try_number"],
             pid=body["pid"],
             hostname=body["hostname"] or None,
+            queued=_moment(body["queued_when"]),
             start=_moment(body["start_date"]),
             end=_moment(body["end_date"]),
             rendered=body["rendered_fields"],
@@ -232,6 +234,23 @@ class AirflowClient:
         self, dag_id: str, run_id: str, task_id: str, try_number: int | None = None, map_index: int = -1
     ) -> str:
         """Return the log of one try of a task, by default the last one, with one line per message."""
+        messages = self._log_messages(dag_id, run_id, task_id, try_number, map_index)
+        return "\n".join(_log_line(message) for message in messages)
+
+    def timed_log(
+        self, dag_id: str, run_id: str, task_id: str, map_index: int = -1
+    ) -> list[tuple[datetime, str]]:
+        """Return the messages of the last try of a task that have a time, each with that time."""
+        messages = self._log_messages(dag_id, run_id, task_id, None, map_index)
+        return [
+            (moment, message["event"])
+            for message in messages
+            if (moment := _moment(message.get("timestamp"))) is not None
+        ]
+
+    def _log_messages(
+        self, dag_id: str, run_id: str, task_id: str, try_number: int | None, map_index: int
+    ) -> list[dict[str, Any]]:
         if try_number is None:
             try_number = self.task_instance(dag_id, run_id, task_id, map_index).try_number
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}"
@@ -241,7 +260,8 @@ class AirflowClient:
             params={"map_index": map_index, "full_content": True},
             headers={"Accept": "application/json"},
         )
-        return "\n".join(_log_line(message) for message in answer.json()["content"])
+        messages: list[dict[str, Any]] = answer.json()["content"]
+        return messages
 
     # --- connections
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_dynamo_lock.airflow.provider_info import FIELDS, HIDDEN_FIELDS
+from airflow_dynamo_lock.airflow.sharing import SharedClient, SharedLookups
 from airflow_dynamo_lock.airflow.versions import (
     AirflowNotFoundException,
     BaseHook,
     conf,
-    in_thread,
     with_connection_form,
 )
 from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE, service_of
@@ -187,8 +188,11 @@ class DynamoLockHook(BaseHook):
         return LockSettings.of(extra, source=f"the connection {self.dynamo_lock_conn_id!r}")
 
     async def aget_settings(self) -> LockSettings:
-        """Look up `settings` without blocking the event loop. Raises the same errors."""
-        return await in_thread(lambda: self.settings)
+        """Return `settings` without blocking the event loop. Raises the same errors.
+
+        A process looks them up once in `sharing.KEPT_SECONDS`.
+        """
+        return (await self._shared_settings())[0]
 
     def get_conn(self) -> LockClient:
         """Create a client for use in a task. Each call returns a new one.
@@ -220,15 +224,34 @@ class DynamoLockHook(BaseHook):
         :raises LockValueError: the connection is missing or not valid.
         :raises LockAccessError: the SDK cannot create a client from the connection.
         """
-        settings = await self.aget_settings()
-        name = (id(asyncio.get_running_loop()), json.dumps(asdict(settings), sort_keys=True))
+        settings, credentials = await self._shared_settings()
+        name = (id(asyncio.get_running_loop()), json.dumps(asdict(settings), sort_keys=True), credentials)
         shared = _shared_clients.get(name)
         if shared is None:
-            shared = _SharedClient(settings, on_close=lambda: _shared_clients.pop(name, None))
-            _shared_clients[name] = shared
+            shared = _shared_clients[name] = SharedClient(
+                partial(_create_async_client, settings), retire=partial(_retire, name)
+            )
         with shared.in_use():
-            # Shielded: cancelling one user must not cancel the creation for the others.
-            yield await asyncio.shield(shared.client), settings
+            try:
+                # Shielded: cancelling one user must not cancel the creation for the others.
+                yield await asyncio.shield(shared.client), settings
+            except LockAccessError:
+                # The credentials may have been replaced where this process does not look: in a file, for example.
+                _lookups.forget()
+                _retire(name, shared)
+                raise
+
+    async def _shared_settings(self) -> tuple[LockSettings, str]:
+        """The settings, and a digest of the ``aws`` connection, so that a client is used only while both are the same.
+
+        They are at most `sharing.KEPT_SECONDS` old.
+        """
+
+        def look_up() -> tuple[LockSettings, str]:
+            settings = type(self)(self.dynamo_lock_conn_id).settings
+            return settings, _digest(settings.aws_conn_id)
+
+        return await _lookups.get(self.dynamo_lock_conn_id, look_up)
 
     def test_connection(self) -> tuple[bool, str]:
         """Check the lock table, for the *Test* button of the connection form.
@@ -253,67 +276,24 @@ class DynamoLockHook(BaseHook):
         return settings
 
 
-# How long an unused client stays open, in seconds. The next trigger often starts within moments.
-_IDLE_SECONDS = 60.0
+_Name = tuple[int, str, str]  # id of the event loop, settings as JSON, digest of the aws connection
+_shared_clients: dict[_Name, SharedClient] = {}
+_lookups: SharedLookups[tuple[LockSettings, str]] = SharedLookups()
 
 
-class _SharedClient:
-    """An asynchronous client that several triggers use at the same time.
-
-    It is created in the background, and closed when it was unused for `_IDLE_SECONDS`.
-
-    :param on_close: called just before the client is closed, so that no trigger starts to use it.
-    """
-
-    def __init__(self, settings: LockSettings, on_close: Callable[[], object]) -> None:
-        self._on_close = on_close
-        self._users = 0
-        self._stack = AsyncExitStack()
-        self._closing: asyncio.Task[None] | None = None
-        #: Finishes with the client, or with the error of its creation.
-        self.client = asyncio.ensure_future(self._create(settings))
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep the client open during this context."""
-        self._users += 1
-        if self._closing is not None:
-            self._closing.cancel()
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if not self._users:
-                self._closing = asyncio.ensure_future(self._close_when_idle())
-
-    async def _create(self, settings: LockSettings) -> AsyncLockClient:
-        from asgiref.sync import sync_to_async
-
-        with _as_access_error():
-            # In a thread: loading the SDK takes half a second, and would block the other triggers.
-            client_type, contexts = await sync_to_async(_load_async_clients)(settings)
-            aws, *streams = [await self._stack.enter_async_context(context) for context in contexts]
-        return client_type(aws, streams=streams[0] if streams else None, **settings.client_options)
-
-    async def _close_when_idle(self) -> None:
-        """Close the client after `_IDLE_SECONDS`, unless `in_use` cancels this. If its creation failed, close
-        at once, so that the next trigger creates a new one."""
-        try:
-            await asyncio.sleep(0 if self._has_failed() else _IDLE_SECONDS)
-        except asyncio.CancelledError:
-            if self._users:
-                return
-            # Otherwise the event loop is shutting down: close at once.
-        self._on_close()
-        await asyncio.gather(self.client, return_exceptions=True)
-        await self._stack.aclose()
-
-    def _has_failed(self) -> bool:
-        return self.client.done() and (self.client.cancelled() or self.client.exception() is not None)
+def _retire(name: _Name, client: SharedClient) -> None:
+    """Let no further trigger use a client. The present ones go on with it, and it is closed after them."""
+    if _shared_clients.get(name) is client:
+        del _shared_clients[name]
 
 
-# (id of the event loop, settings as JSON) → client.
-_shared_clients: dict[tuple[int, str], _SharedClient] = {}
+def _digest(aws_conn_id: str) -> str:
+    """A digest of an ``aws`` connection with its credentials; empty if there is no such connection."""
+    try:
+        connection = BaseHook.get_connection(aws_conn_id)
+    except AirflowNotFoundException:
+        return ""
+    return sha256(connection.get_uri().encode()).hexdigest()
 
 
 def _aws_clients(settings: LockSettings, *services: str, deferrable: bool) -> list[Any]:
@@ -375,6 +355,17 @@ def _load_models(session: Any, services: Iterable[str]) -> None:
     for service in services:
         for model in ("service-2", "endpoint-rule-set-1"):
             loader.load_service_model(service, model)
+
+
+async def _create_async_client(settings: LockSettings, stack: AsyncExitStack) -> AsyncLockClient:
+    """Create an asynchronous client, whose SDK clients are closed with `stack`."""
+    from asgiref.sync import sync_to_async
+
+    with _as_access_error():
+        # In a thread: loading the SDK takes half a second, and would block the other triggers.
+        client_type, contexts = await sync_to_async(_load_async_clients)(settings)
+        aws, *streams = [await stack.enter_async_context(context) for context in contexts]
+    return client_type(aws, streams=streams[0] if streams else None, **settings.client_options)
 
 
 def _load_async_clients(settings: LockSettings) -> tuple[type[AsyncLockClient], list[Any]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.triggers.base import (
@@ -27,6 +28,7 @@ from airflow_dynamo_lock.airflow import lock_options, task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
 from airflow_dynamo_lock.airflow.links import LINK_KEY, record_url
+from airflow_dynamo_lock.airflow.time_line import TimeLine
 from airflow_dynamo_lock.airflow.versions import XCom, in_thread
 from airflow_dynamo_lock.core.model.errors import LockError, LockTimeoutError
 from airflow_dynamo_lock.core.model.lease import LeaseSet
@@ -50,12 +52,23 @@ class LockTrigger(BaseTrigger):
     """
 
     arguments: ClassVar[tuple[str, ...]]
+    dynamo_lock_conn_id: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time_line = TimeLine()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.{type(self).__name__}", {name: getattr(self, name) for name in self.arguments}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        await task_states.until_deferred(self.ti)
+        self.time_line = TimeLine()
+        preparing = asyncio.ensure_future(self._prepare())
+        try:
+            await task_states.until_deferred(self.ti)
+        finally:
+            preparing.cancel()  # `work` joins what it has begun
+        self.time_line.end("task state")
         working = asyncio.ensure_future(self.work())
         orphaned = asyncio.ensure_future(task_states.until_orphaned(self.ti))
         try:
@@ -73,7 +86,18 @@ class LockTrigger(BaseTrigger):
             working.cancel()
             orphaned.cancel()
             await asyncio.wait((working, orphaned))  # so that they have ended before Airflow calls `on_kill`
+        self.time_line.end("end")
+        self.log.debug("Time line of this trigger: %s.", self.time_line)
         yield event
+
+    async def _prepare(self) -> None:
+        """Begin to look up the connection and to create the client, if this process has none yet.
+
+        If that fails, `work` does it again and raises the error.
+        """
+        with suppress(Exception):
+            async with DynamoLockHook(self.dynamo_lock_conn_id).async_client():
+                pass
 
     async def work(self) -> TriggerEvent:
         """Do the work of this trigger, and return the event that ends the task."""
@@ -130,14 +154,21 @@ class DynamoLockAcquireTrigger(LockTrigger):
         started = time.monotonic()
         wanted = lock_options.Wanted.of(self)
         try:
-            async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, settings):
-                if url := record_url(settings, client.region_name, wanted.keys[0]):
-                    await in_thread(
-                        XCom.set, value=url, **lock_options.xcom_arguments(self.ti, self.ti.task_id, LINK_KEY)
-                    )
+            hook = DynamoLockHook(self.dynamo_lock_conn_id)
+            await hook.aget_settings()
+            self.time_line.end("connection")
+            async with hook.async_client() as (client, settings):
+                self.time_line.end("client")
+                # Airflow stores the link while DynamoDB answers.
+                link = asyncio.ensure_future(
+                    self._store_link(record_url(settings, client.region_name, wanted.keys[0]))
+                )
                 held = await self._acquire(
                     client, wanted, lock_options.claim_options(self.ti, settings, wanted)
                 )
+                self.time_line.end("grant")
+                await asyncio.wait((link,))
+                self.time_line.end("link")
                 await self._send_heartbeats_for(started + self.resume_after - time.monotonic(), client, held)
         except LockTimeoutError as failure:
             self.log.error("%s", failure)
@@ -147,7 +178,18 @@ class DynamoLockAcquireTrigger(LockTrigger):
             return TriggerEvent(result)
         # Not as a part of the event: downstream tasks would receive the result as JSON text.
         await in_thread(XCom.set, value=result, **lock_options.xcom_arguments(self.ti, self.ti.task_id))
+        self.time_line.end("result")
         return TaskSuccessEvent()
+
+    async def _store_link(self, url: str | None) -> None:
+        """Store the link to the lock's record in the AWS console, if there is one. It is no reason to fail."""
+        if url is not None:
+            try:
+                await in_thread(
+                    XCom.set, value=url, **lock_options.xcom_arguments(self.ti, self.ti.task_id, LINK_KEY)
+                )
+            except Exception as failure:
+                self.log.warning("Could not store the link to the lock's record: %s", failure)
 
     async def on_kill(self) -> None:
         """Leave the queue, because the task was marked or cleared while it waited.

@@ -5,6 +5,7 @@
 - *Added seconds*: by how much a lock makes a run longer if no other run contends.
 - *Hand-over*: from the end of one run's last work to the start of the next run's first work. It includes the time in
   which Airflow starts tasks.
+- *Time line*: the steps of a run, and of a hand-over, by component (`time_line.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from airflow_dynamo_lock import LockClient
 from bench.contestants import ENVIRONMENT
+from bench.measure import time_line
 from bench.measure.spread import percentile, spread
 from bench.meter import engine_client
 from deployments import processes
@@ -59,10 +61,11 @@ def measure() -> dict[str, Any]:
         ledger = folder / "ledger.jsonl"
         alone = {dag: _alone(deployments[0], dag, ledger) for dag in ("plain", *LOCKING)}
         contending = {dag: _contending(deployments, dag, ledger) for dag in LOCKING}
+        lines = _time_lines(deployments, ledger)
     plain = alone["plain"]["run_seconds"]["median"]
     for dag in LOCKING:
         alone[dag]["added_seconds"] = round(alone[dag]["run_seconds"]["median"] - plain, 2)
-    return {"alone": alone, "contending": contending, "slots": SLOTS}
+    return {"alone": alone, "contending": contending, "slots": SLOTS, "time_line": lines}
 
 
 @contextmanager
@@ -93,6 +96,7 @@ def _deployment(name: str, folder: Path, endpoint_url: str) -> Deployment:
     }
     environment = {
         **ENVIRONMENT,
+        **time_line.ENVIRONMENT,
         "AWS_ENDPOINT_URL_DYNAMODB": endpoint_url,
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps({"conn_type": "aws", **login}),
         "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
@@ -137,6 +141,35 @@ def _contending(deployments: list[Deployment], dag: str, ledger: Path) -> dict[s
         "overlaps": sum(seconds < 0 for seconds in handovers),
         "sensors_failed_by_airflow": sum(_tries(each, run) - 1 for each, run in runs),
         "all_done_seconds": round(stays[-1].end - stays[0].start, 1),
+    }
+
+
+def _time_lines(deployments: list[Deployment], ledger: Path) -> dict[str, Any]:
+    """Return the time lines of all runs under `DynamoLock`: the first deployment's are alone, and then all contend."""
+    told: dict[str, list[time_line.Told]] = {}
+    for deployment in deployments:
+        work = defaultdict(list)
+        for entry in _entries(ledger):
+            if entry["deployment"] == deployment.name:
+                work[entry["run"]].append(entry["at"])
+        runs = deployment.runs("locked")
+        told[deployment.name] = [time_line.Told.of(deployment, run, work[run.run_id]) for run in runs]
+    first, *alone = told[deployments[0].name][: 1 + ALONE]
+    contending = {
+        run: name
+        for name, runs in told.items()
+        for run in runs[1 + ALONE if name == deployments[0].name else 0 :]
+    }
+    turns = sorted(contending, key=lambda run: run.work[0])
+    handovers: dict[bool, list[time_line.Steps]] = {True: [], False: []}
+    for earlier, later in pairwise(turns):
+        within = contending[earlier] == contending[later]
+        handovers[within].append(time_line.handed_over(earlier, later))
+    return {
+        "alone": time_line.table([time_line.uncontended(run) for run in alone]),
+        "within": time_line.table(handovers[True]),
+        "between": time_line.table(handovers[False]),
+        "trigger": time_line.triggers([run.trigger("lock.acquire") for run in (first, *alone)]),
     }
 
 

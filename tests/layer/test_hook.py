@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock import DynamoLockHook, LockClient, LockValueError
-from airflow_dynamo_lock.airflow import hooks
+from airflow_dynamo_lock.airflow import hooks, sharing
 from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.links import record_url
 from airflow_dynamo_lock.core.foreign.registry import FORMATS
@@ -125,7 +125,7 @@ async def test_all_triggers_of_a_process_share_one_client(
     monkeypatch: pytest.MonkeyPatch, locks: LockClient
 ) -> None:
     hook = of_table(monkeypatch, locks)
-    monkeypatch.setattr(hooks, "_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(sharing, "IDLE_SECONDS", 0.0)
     async with hook.async_client() as (one, settings), hook.async_client() as (other, _):
         assert one is other
         assert settings.table == "locks"
@@ -146,7 +146,7 @@ async def test_triggers_read_the_tables_stream_if_the_connection_says_so(
     monkeypatch: pytest.MonkeyPatch, locks: LockClient, says: dict[str, Any], streams: bool
 ) -> None:
     hook = of_table(monkeypatch, locks, **says)
-    monkeypatch.setattr(hooks, "_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(sharing, "IDLE_SECONDS", 0.0)
     async with hook.async_client() as (client, _):
         assert (client._streams is not None) is streams
         if streams:

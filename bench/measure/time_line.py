@@ -1,0 +1,187 @@
+"""Where the time of a run under `DynamoLock` goes: which component takes how long, from one moment to the next.
+
+The moments come from Airflow's database, from the logs of the run's tasks, and from the ledger of their work. A step
+lasts from one moment to the next. A moment that a run has not, or that comes out of order, is left out, and its time
+belongs to the next step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bench.measure.spread import spread
+from deployments.airflow_client import AirflowClient, Run, TaskInstance
+
+#: Configuration of a deployment whose triggers log their time lines.
+ENVIRONMENT = {"AIRFLOW__LOGGING__NAMESPACE_LEVELS": "airflow_dynamo_lock.airflow=DEBUG"}
+FIRST, LAST = "lock.extract", "lock.load"
+_TRIGGER = re.compile(r"Time line of this trigger: (.*)\.")
+_PART = re.compile(r"([a-z ]+) (\d+) ms")
+
+#: (who, step) → seconds, in order.
+Steps = dict[tuple[str, str], float]
+
+# Who takes the time of a step.
+SCHEDULER = "Airflow's scheduler"
+TRIGGERER = "Airflow's triggerer"
+WORKER = "Airflow's executor and worker"
+OURS = "this package"
+WORK = "the tasks"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The end of a step.
+
+    :ivar who: the component that takes the time of the step.
+    :ivar step: what it does.
+    :ivar at: when the step ends, in epoch seconds; None if that is unknown.
+    """
+
+    who: str
+    step: str
+    at: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What is known of one run.
+
+    :ivar run: the run.
+    :ivar tasks: its task instances, by task id.
+    :ivar logs: the messages of each of its tasks, each with its time in epoch seconds.
+    :ivar work: the starts and ends of its working tasks in the ledger, in epoch seconds.
+    """
+
+    run: Run
+    tasks: dict[str, TaskInstance]
+    logs: dict[str, list[tuple[float, str]]]
+    work: list[float]
+
+    @classmethod
+    def of(cls, airflow: AirflowClient, run: Run, work: Iterable[float]) -> Told:
+        """Ask a deployment about one of its runs."""
+        tasks = {ti.task_id: ti for ti in airflow.task_instances(run.dag_id, run.run_id)}
+        logs = {
+            task: [(at.timestamp(), text) for at, text in airflow.timed_log(run.dag_id, run.run_id, task)]
+            for task in tasks
+        }
+        return cls(run, tasks, logs, sorted(work))
+
+    def logged(self, text: str, task: str | None = None) -> float | None:
+        """When a message that contains `text` was logged last, by one task or by any."""
+        return max(
+            (
+                at
+                for name, messages in self.logs.items()
+                if task in (None, name)
+                for at, message in messages
+                if text in message
+            ),
+            default=None,
+        )
+
+    def trigger(self, task: str) -> dict[str, float]:
+        """Milliseconds of each part of a task's trigger, as it has logged them; empty if it has not."""
+        for _, message in self.logs.get(task, ()):
+            if found := _TRIGGER.search(message):
+                return {name.strip(): float(ms) for name, ms in _PART.findall(found[1])}
+        return {}
+
+
+def uncontended(told: Told) -> Steps:
+    """The steps of a run that need not wait for the lock, as (who, step) → seconds."""
+    run, acquire, release = told.run, told.tasks["lock.acquire"], told.tasks["lock.release"]
+    return _steps(
+        run.queued_at,
+        Moment(SCHEDULER, "starts the run", _seconds(run.start)),
+        Moment(SCHEDULER, "defers `acquire`", _seconds(acquire.start)),
+        Moment(TRIGGERER, "starts the trigger of `acquire`", told.logged(" starting", "lock.acquire")),
+        Moment(
+            OURS,
+            "acquires: from the trigger's start to its event",
+            told.logged("fired event", "lock.acquire"),
+        ),
+        Moment(TRIGGERER, "ends `acquire`", _seconds(acquire.end)),
+        *_start_of_work(told),
+        Moment(WORK, "work, with Airflow's step from one task to the next", told.work[-1]),
+        *_end_of_work(told),
+        Moment(
+            OURS,
+            "releases: from the trigger's start to its event",
+            told.logged("fired event", "lock.release"),
+        ),
+        Moment(TRIGGERER, "ends `release`", _seconds(release.end)),
+        Moment(SCHEDULER, "ends the run, after `heartbeat`", _seconds(run.end)),
+    )
+
+
+def handed_over(earlier: Told, later: Told) -> Steps:
+    """The steps from the end of one run's work to the start of the next run's, as (who, step) → seconds."""
+    freed = earlier.logged("Released the lock")
+    before = [each for each in _end_of_work(earlier) if freed is not None and (each.at or 0.0) <= freed]
+    return _steps(
+        earlier.work[-1],
+        *before,
+        Moment(OURS, "frees the lock", freed),
+        Moment(OURS, "grants it to the next waiter", later.logged("Acquired the lock", "lock.acquire")),
+        Moment(OURS, "stores the lease, and sends the event", later.logged("fired event", "lock.acquire")),
+        Moment(TRIGGERER, "ends `acquire`", _seconds(later.tasks["lock.acquire"].end)),
+        *_start_of_work(later),
+    )
+
+
+def table(measured: Sequence[Steps]) -> list[dict[str, Any]]:
+    """The rows of a time line: each step, in order, with the spread of its seconds."""
+    seconds = defaultdict(list)
+    for steps in sorted(measured, key=len, reverse=True):  # a run with all steps gives their order
+        for step, taken in steps.items():
+            seconds[step].append(taken)
+    return [{"who": who, "step": step, "seconds": spread(taken)} for (who, step), taken in seconds.items()]
+
+
+def triggers(measured: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """The parts of the first trigger of a process, and the spread of the later ones', in milliseconds."""
+    first, later = measured[0], measured[1:]
+    return {
+        "first": first,
+        "later": {part: spread([each[part] for each in later if part in each]) for part in later[0]},
+    }
+
+
+def _start_of_work(told: Told) -> list[Moment]:
+    first = told.tasks[FIRST]
+    return [
+        Moment(SCHEDULER, "queues the first task", _seconds(first.queued)),
+        Moment(WORKER, "starts its process", _seconds(first.start)),
+        Moment(WORKER, "loads the DAG, and the guard enters the lease", told.work[0]),
+    ]
+
+
+def _end_of_work(told: Told) -> list[Moment]:
+    return [
+        Moment(WORKER, "reports the end of the last task", _seconds(told.tasks[LAST].end)),
+        Moment(SCHEDULER, "defers `release`", _seconds(told.tasks["lock.release"].start)),
+        Moment(TRIGGERER, "starts the trigger of `release`", told.logged(" starting", "lock.release")),
+    ]
+
+
+def _steps(begun: datetime | float | None, *moments: Moment) -> Steps:
+    """The seconds of each step, up to a moment that is known and not before the one before it."""
+    steps: Steps = {}
+    last = begun.timestamp() if isinstance(begun, datetime) else begun
+    assert last is not None
+    for each in moments:
+        if each.at is not None and each.at >= last:
+            steps[each.who, each.step] = each.at - last
+            last = each.at
+    return steps
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
