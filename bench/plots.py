@@ -26,6 +26,14 @@ COLOURS = {
     "dyndbmutex": "#a35c9e",
     "awsflock": "#5a9a6b",
 }
+#: The components in a time line (`bench.measure.time_line`).
+COMPONENTS = {
+    "scheduler": "#d9b38c",
+    "triggerer": "#d98032",
+    "executor and worker": "#8c98a8",
+    "tasks": "#d5dae0",
+    "this package": "#1f5fbf",
+}
 WIDTH = 9.0  # inches
 
 mpl.rcParams.update(
@@ -162,6 +170,32 @@ def airflow(results: Mapping[str, Any], path: Path) -> None:
     _save(figure, path)
 
 
+def time_line(results: Mapping[str, Any], path: Path) -> None:
+    """Draw the median steps of a run and of hand-overs in Airflow, one after the other."""
+    lines = results["airflow"]["time_line"]
+    rows = {
+        "a run alone": lines["alone"],
+        "hand-over between deployments": lines["between"],
+        "hand-over within a deployment": lines["within"],
+    }
+    rows = {name: steps for name, steps in rows.items() if steps}
+    figure, axis = plt.subplots(figsize=(WIDTH, 0.9 + 0.5 * len(rows)))
+    for row, steps in enumerate(rows.values()):
+        begun = 0.0
+        for step in steps:
+            seconds = step["seconds"]["median"]
+            colour = COMPONENTS[step["who"]]
+            axis.barh(row, seconds, left=begun, color=colour, edgecolor="white", linewidth=0.8, height=0.6)
+            begun += seconds
+        axis.annotate(f"{begun:.1f} s", (begun, row), (5, 0), textcoords="offset points", va="center")
+    for name, colour in COMPONENTS.items():
+        axis.barh(0, 0, color=colour, label=name)
+    axis.legend(frameon=False, ncols=len(COMPONENTS), loc="lower left", bbox_to_anchor=(0, 1), fontsize=8)
+    axis.set_xlabel("seconds (medians)")
+    _rows(axis, list(rows))
+    _save(figure, path)
+
+
 def _bars(
     axis: Any,
     values: Mapping[str, float],
@@ -214,3 +248,5 @@ if __name__ == "__main__":
     for part, draw in FIGURES.items():
         if part in results:
             draw(results, folder / f"{part}.svg")
+    if "time_line" in results.get("airflow", {}):
+        time_line(results, folder / "time_line.svg")

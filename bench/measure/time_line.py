@@ -27,11 +27,11 @@ _PART = re.compile(r"([a-z ]+) (\d+) ms")
 Steps = dict[tuple[str, str], float]
 
 # Who takes the time of a step.
-SCHEDULER = "Airflow's scheduler"
-TRIGGERER = "Airflow's triggerer"
-WORKER = "Airflow's executor and worker"
+SCHEDULER = "scheduler"
+TRIGGERER = "triggerer"
+WORKER = "executor and worker"
 OURS = "this package"
-WORK = "the tasks"
+WORK = "tasks"
 
 
 @dataclass(frozen=True)
