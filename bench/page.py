@@ -24,7 +24,6 @@ TRIGGER_PARTS = {
     "connection": "connection",
     "client": "client",
     "grant": "write to DynamoDB",
-    "link": "XCom of the link to the record",
     "result": "XCom of the lease",
     "end": "event",
 }

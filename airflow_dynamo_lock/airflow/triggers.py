@@ -39,10 +39,13 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.client.async_client import AsyncLockClient
     from airflow_dynamo_lock.client.options import ClaimOptions
     from airflow_dynamo_lock.core.model.claim import Mode
+    from airflow_dynamo_lock.core.model.record import LockRecord
 
 
 # Longest time in seconds from a release until the heartbeat task detects it, while DynamoDB can be reached.
 _RELEASE_DETECTION_SECONDS = 5.0
+# An event loop keeps no references to its tasks.
+_links_being_stored: set[asyncio.Future[None]] = set()
 
 
 class LockTrigger(BaseTrigger):
@@ -149,6 +152,8 @@ class DynamoLockAcquireTrigger(LockTrigger):
         self.deadline = deadline
         self.resume = resume
         self.resume_after = resume_after
+        # The link that is not stored yet.
+        self._link: str | None = None
 
     async def work(self) -> TriggerEvent:
         started = time.monotonic()
@@ -159,37 +164,42 @@ class DynamoLockAcquireTrigger(LockTrigger):
             self.time_line.end("connection")
             async with hook.async_client() as (client, settings):
                 self.time_line.end("client")
-                # Airflow stores the link while DynamoDB answers.
-                link = asyncio.ensure_future(
-                    self._store_link(record_url(settings, client.region_name, wanted.keys[0]))
-                )
+                self._link = record_url(settings, client.region_name, wanted.keys[0])
                 held = await self._acquire(
                     client, wanted, lock_options.claim_options(self.ti, settings, wanted)
                 )
                 self.time_line.end("grant")
-                await asyncio.wait((link,))
-                self.time_line.end("link")
                 await self._send_heartbeats_for(started + self.resume_after - time.monotonic(), client, held)
         except LockTimeoutError as failure:
             self.log.error("%s", failure)
             return TaskSkippedEvent() if self.on_timeout == "skip" else TaskFailedEvent()
         result = lock_options.as_result(held, wanted.keys, many=not isinstance(self.key, str))
-        if self.resume:
-            return TriggerEvent(result)
-        # Not as a part of the event: downstream tasks would receive the result as JSON text.
-        await in_thread(XCom.set, value=result, **lock_options.xcom_arguments(self.ti, self.ti.task_id))
-        self.time_line.end("result")
-        return TaskSuccessEvent()
+        if not self.resume:
+            # Not as a part of the event: downstream tasks would receive the result as JSON text.
+            await in_thread(XCom.set, value=result, **lock_options.xcom_arguments(self.ti, self.ti.task_id))
+            self.time_line.end("result")
+        self._store_link()
+        return TriggerEvent(result) if self.resume else TaskSuccessEvent()
 
-    async def _store_link(self, url: str | None) -> None:
-        """Store the link to the lock's record in the AWS console, if there is one. It is no reason to fail."""
-        if url is not None:
-            try:
-                await in_thread(
-                    XCom.set, value=url, **lock_options.xcom_arguments(self.ti, self.ti.task_id, LINK_KEY)
-                )
-            except Exception as failure:
-                self.log.warning("Could not store the link to the lock's record: %s", failure)
+    def _store_link(self) -> None:
+        """Store the link to the lock's record in the AWS console, once, if there is one.
+
+        A background task does that: before the wait, so that the page of the waiting task has the link; and if there
+        was no wait, after all else, because the event need not wait for it.
+        """
+        if self._link is not None:
+            storing = asyncio.ensure_future(self._store(self._link))
+            _links_being_stored.add(storing)
+            storing.add_done_callback(_links_being_stored.discard)
+            self._link = None
+
+    async def _store(self, link: str) -> None:
+        try:
+            await in_thread(
+                XCom.set, value=link, **lock_options.xcom_arguments(self.ti, self.ti.task_id, LINK_KEY)
+            )
+        except Exception as failure:
+            self.log.warning("Could not store the link to the lock's record: %s", failure)
 
     async def on_kill(self) -> None:
         """Leave the queue, because the task was marked or cleared while it waited.
@@ -203,10 +213,16 @@ class DynamoLockAcquireTrigger(LockTrigger):
     async def _acquire(
         self, client: AsyncLockClient, wanted: lock_options.Wanted, options: ClaimOptions
     ) -> LeaseSet:
+        log_holders = lock_options.holder_log(self.log)
+
+        def on_busy(record: LockRecord) -> None:
+            self._store_link()
+            log_holders(record)
+
         return await client.acquire(
             wanted.keys,
             timeout=_remaining(wanted.timeout, self.deadline),
-            on_busy=lock_options.holder_log(self.log),
+            on_busy=on_busy,
             on_position=lock_options.position_log(self.log),
             **options,
         )

@@ -15,7 +15,7 @@ from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.execution_time import task_runner
 
 from airflow_dynamo_lock import DynamoLockHook, LockAccessError, LockClient, LockValueError
-from airflow_dynamo_lock.airflow import hooks, sharing
+from airflow_dynamo_lock.airflow import hooks, sharing, triggers
 from airflow_dynamo_lock.airflow.links import LINK_KEY
 from airflow_dynamo_lock.airflow.triggers import (
     DynamoLockAcquireTrigger,
@@ -103,7 +103,9 @@ async def run(trigger: LockTrigger) -> list[str]:
         try_number=1,
         dag_version_id="v",
     )
-    return [type(event).__name__ async for event in trigger.run()]
+    events = [type(event).__name__ async for event in trigger.run()]
+    await asyncio.gather(*triggers._links_being_stored)
+    return events
 
 
 async def client_of(conn_id: str = LOCK) -> Any:
@@ -221,6 +223,24 @@ async def test_a_link_that_cannot_be_stored_is_no_reason_to_fail(
     assert "Could not store the link" in caplog.text
 
 
+async def test_the_link_is_stored_before_the_wait_or_after_the_result(
+    airflow: Airflow, locks: LockClient
+) -> None:
+    held = locks.acquire("waits")
+    waiting = asyncio.ensure_future(run(DynamoLockAcquireTrigger(key="waits")))
+    async with asyncio.timeout(PATIENCE):
+        while LINK_KEY not in airflow.xcoms:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await asyncio.to_thread(locks.release, held)
+    await asyncio.wait_for(waiting, PATIENCE)
+    assert [each for each in airflow.asked if "XCom" in each] == [f"XCom {LINK_KEY}", "XCom return_value"]
+    airflow.take()
+
+    await run(DynamoLockAcquireTrigger(key="waits not"))
+    assert [each for each in airflow.asked if "XCom" in each] == ["XCom return_value", f"XCom {LINK_KEY}"]
+
+
 async def test_a_trigger_logs_its_time_line(
     airflow: Airflow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,7 +250,7 @@ async def test_a_trigger_logs_its_time_line(
 
     (line,) = (text for text in caplog.messages if text.startswith("Time line of this trigger: "))
     parts = [part.rsplit(" ", 2)[0] for part in line.partition(": ")[2].split(", ")]
-    assert parts == ["total", "task state", "connection", "client", "grant", "link", "result", "end"]
+    assert parts == ["total", "task state", "connection", "client", "grant", "result", "end"]
 
 
 async def test_a_release_wakes_the_next_waiter_of_its_process_without_a_poll(
