@@ -1,14 +1,15 @@
 """The time line of a trigger: how long each of its steps took.
 
-A trigger writes it into the log of its task at level DEBUG, in one line, because each line of a trigger passes the
-triggerer's supervisor, which answers no trigger meanwhile. To see it, set
+A trigger writes it into the log of its task, in one line, if its logger is enabled for level DEBUG: set
 ``AIRFLOW__LOGGING__NAMESPACE_LEVELS=airflow_dynamo_lock.airflow=DEBUG`` for the triggerer. The benchmark of Airflow
-reads it.
+does, and reads the line.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from typing import Any
 
 
 class TimeLine:
@@ -26,6 +27,17 @@ class TimeLine:
         now = time.monotonic()
         self._steps[step] = self._steps.get(step, 0.0) + now - self._last
         self._last = now
+
+    def write(self, log: Any) -> None:
+        """Log the time line, if level DEBUG is enabled.
+
+        The line itself has level INFO: the triggerer's supervisor drops lower levels, whatever the runner's loggers
+        are set to.
+        """
+        # Airflow 3.0 gives triggers a logger of the standard library, later versions one of structlog.
+        is_enabled = getattr(log, "is_enabled_for", None) or log.isEnabledFor
+        if is_enabled(logging.DEBUG):
+            log.info("Time line of this trigger: %s.", self)
 
     def __str__(self) -> str:
         steps = "".join(f", {step} {1000 * seconds:.0f} ms" for step, seconds in self._steps.items())

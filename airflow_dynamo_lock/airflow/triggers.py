@@ -90,7 +90,7 @@ class LockTrigger(BaseTrigger):
             orphaned.cancel()
             await asyncio.wait((working, orphaned))  # so that they have ended before Airflow calls `on_kill`
         self.time_line.end("end")
-        self.log.debug("Time line of this trigger: %s.", self.time_line)
+        self.time_line.write(self.log)
         yield event
 
     async def _prepare(self) -> None:

@@ -241,16 +241,20 @@ async def test_the_link_is_stored_before_the_wait_or_after_the_result(
     assert [each for each in airflow.asked if "XCom" in each] == ["XCom return_value", f"XCom {LINK_KEY}"]
 
 
-async def test_a_trigger_logs_its_time_line(
-    airflow: Airflow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
+async def test_a_trigger_logs_its_time_line_if_its_logger_is_enabled_for_that(
+    level: int, airflow: Airflow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(LockTrigger, "log", logging.getLogger("test"))
-    with caplog.at_level(logging.DEBUG, "test"):
+    with caplog.at_level(level, "test"):
         await run(DynamoLockAcquireTrigger(key="time line"))
 
-    (line,) = (text for text in caplog.messages if text.startswith("Time line of this trigger: "))
-    parts = [part.rsplit(" ", 2)[0] for part in line.partition(": ")[2].split(", ")]
-    assert parts == ["total", "task state", "connection", "client", "grant", "result", "end"]
+    lines = [each for each in caplog.records if each.message.startswith("Time line of this trigger: ")]
+    assert len(lines) == (level == logging.DEBUG)
+    for line in lines:
+        assert line.levelno == logging.INFO
+        parts = [part.rsplit(" ", 2)[0] for part in line.message.partition(": ")[2].split(", ")]
+        assert parts == ["total", "task state", "connection", "client", "grant", "result", "end"]
 
 
 async def test_a_release_wakes_the_next_waiter_of_its_process_without_a_poll(
