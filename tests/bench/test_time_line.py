@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
 from airflow_dynamo_lock.airflow.time_line import TimeLine
+from bench import page
+from bench.__main__ import RESULTS
 from bench.measure import time_line
 from bench.measure.time_line import Told
 from deployments.airflow_client import Run, TaskInstance
@@ -101,3 +104,23 @@ def test_the_parts_of_a_trigger_are_those_that_it_logs() -> None:
     run.logs["lock.acquire"] = [(0.0, f"Time line of this trigger: {line}.")]
     assert run.trigger("lock.acquire").keys() == {"total", "task state", "result"}
     assert run.trigger("lock.release") == {}
+
+
+def test_the_page_shows_each_step_and_each_part() -> None:
+    results = json.loads(RESULTS.read_text())
+    first = {"total": 900.0, "task state": 500.0, "client": 400.0}
+    later = [{"total": total, "task state": 40.0, "client": 0.0} for total in (70.0, 80.0, 120.0)]
+    results["airflow"]["time_line"] = {
+        "alone": time_line.table([time_line.uncontended(told(100.0))]),
+        "between": time_line.table([time_line.handed_over(told(100.0), told(200.0))]),
+        "within": [],
+        "trigger": time_line.triggers([first, *later]),
+    }
+
+    text = page.text(results)
+
+    assert "| triggerer | ends `acquire` | 1.00 (1.00–1.00) |" in text
+    assert "A hand-over between two deployments" in text
+    assert "A hand-over within one deployment" not in text
+    assert "| **the whole trigger** | 900 | 80 (70–120) |" in text
+    assert "median at most 100 ms | 80 ms | met |" in text
