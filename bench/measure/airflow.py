@@ -146,18 +146,18 @@ def _contending(deployments: list[Deployment], dag: str, ledger: Path) -> dict[s
 
 def _time_lines(deployments: list[Deployment], ledger: Path) -> dict[str, Any]:
     """Return the time lines of all runs under `DynamoLock`: the first deployment's are alone, and then all contend."""
-    told: dict[str, list[time_line.Told]] = {}
+    times: dict[str, list[time_line.RunTimes]] = {}
     for deployment in deployments:
         work = defaultdict(list)
         for entry in _entries(ledger):
             if entry["deployment"] == deployment.name:
                 work[entry["run"]].append(entry["at"])
         runs = deployment.runs("locked")
-        told[deployment.name] = [time_line.Told.of(deployment, run, work[run.run_id]) for run in runs]
-    first, *alone = told[deployments[0].name][: 1 + ALONE]
+        times[deployment.name] = [time_line.RunTimes.of(deployment, run, work[run.run_id]) for run in runs]
+    first, *alone = times[deployments[0].name][: 1 + ALONE]
     contending = {
         run: name
-        for name, runs in told.items()
+        for name, runs in times.items()
         for run in runs[1 + ALONE if name == deployments[0].name else 0 :]
     }
     turns = sorted(contending, key=lambda run: run.work[0])

@@ -1,8 +1,8 @@
 """Where the time of a run under `DynamoLock` goes: which component takes how long, from one moment to the next.
 
 The moments come from Airflow's database, from the logs of the run's tasks, and from the ledger of their work. A step
-lasts from one moment to the next. A moment that a run has not, or that comes out of order, is left out, and its time
-belongs to the next step.
+lasts from one moment to the next. If a moment is missing or out of order, its step is left out, and the next step
+includes its time.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Moment:
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
-    """What is known of one run.
+class RunTimes:
+    """The times of one run.
 
     :ivar run: the run.
     :ivar tasks: its task instances, by task id.
@@ -64,8 +64,11 @@ class Told:
     work: list[float]
 
     @classmethod
-    def of(cls, airflow: AirflowClient, run: Run, work: Iterable[float]) -> Told:
-        """Ask a deployment about one of its runs."""
+    def of(cls, airflow: AirflowClient, run: Run, work: Iterable[float]) -> RunTimes:
+        """Read the times of a run from its deployment.
+
+        :param work: the times in the ledger, in any order.
+        """
         tasks = {ti.task_id: ti for ti in airflow.task_instances(run.dag_id, run.run_id)}
         logs = {
             task: [(at.timestamp(), text) for at, text in airflow.timed_log(run.dag_id, run.run_id, task)]
@@ -74,7 +77,7 @@ class Told:
         return cls(run, tasks, logs, sorted(work))
 
     def logged(self, text: str, task: str | None = None) -> float | None:
-        """When a message that contains `text` was logged last, by one task or by any."""
+        """Return the time of the last message that contains `text`, of one task or of all; None if there is none."""
         return max(
             (
                 at
@@ -94,34 +97,34 @@ class Told:
         return {}
 
 
-def uncontended(told: Told) -> Steps:
+def uncontended(times: RunTimes) -> Steps:
     """The steps of a run that need not wait for the lock, as (who, step) → seconds."""
-    run, acquire, release = told.run, told.tasks["lock.acquire"], told.tasks["lock.release"]
+    run, acquire, release = times.run, times.tasks["lock.acquire"], times.tasks["lock.release"]
     return _steps(
         run.queued_at,
         Moment(SCHEDULER, "starts the run", _seconds(run.start)),
         Moment(SCHEDULER, "defers `acquire`", _seconds(acquire.start)),
-        Moment(TRIGGERER, "starts the trigger of `acquire`", told.logged(" starting", "lock.acquire")),
+        Moment(TRIGGERER, "starts the trigger of `acquire`", times.logged(" starting", "lock.acquire")),
         Moment(
             OURS,
             "acquires: from the trigger's start to its event",
-            told.logged("fired event", "lock.acquire"),
+            times.logged("fired event", "lock.acquire"),
         ),
         Moment(TRIGGERER, "ends `acquire`", _seconds(acquire.end)),
-        *_start_of_work(told),
-        Moment(WORK, "work, with Airflow's step from one task to the next", told.work[-1]),
-        *_end_of_work(told),
+        *_start_of_work(times),
+        Moment(WORK, "work, with Airflow's step from one task to the next", times.work[-1]),
+        *_end_of_work(times),
         Moment(
             OURS,
             "releases: from the trigger's start to its event",
-            told.logged("fired event", "lock.release"),
+            times.logged("fired event", "lock.release"),
         ),
         Moment(TRIGGERER, "ends `release`", _seconds(release.end)),
         Moment(SCHEDULER, "ends the run, after `heartbeat`", _seconds(run.end)),
     )
 
 
-def handed_over(earlier: Told, later: Told) -> Steps:
+def handed_over(earlier: RunTimes, later: RunTimes) -> Steps:
     """The steps from the end of one run's work to the start of the next run's, as (who, step) → seconds."""
     freed = earlier.logged("Released the lock")
     before = [each for each in _end_of_work(earlier) if freed is not None and (each.at or 0.0) <= freed]
@@ -154,20 +157,20 @@ def triggers(measured: Sequence[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def _start_of_work(told: Told) -> list[Moment]:
-    first = told.tasks[FIRST]
+def _start_of_work(times: RunTimes) -> list[Moment]:
+    first = times.tasks[FIRST]
     return [
         Moment(SCHEDULER, "queues the first task", _seconds(first.queued)),
         Moment(WORKER, "starts its process", _seconds(first.start)),
-        Moment(WORKER, "loads the DAG, and the guard enters the lease", told.work[0]),
+        Moment(WORKER, "loads the DAG, and the guard enters the lease", times.work[0]),
     ]
 
 
-def _end_of_work(told: Told) -> list[Moment]:
+def _end_of_work(times: RunTimes) -> list[Moment]:
     return [
-        Moment(WORKER, "reports the end of the last task", _seconds(told.tasks[LAST].end)),
-        Moment(SCHEDULER, "defers `release`", _seconds(told.tasks["lock.release"].start)),
-        Moment(TRIGGERER, "starts the trigger of `release`", told.logged(" starting", "lock.release")),
+        Moment(WORKER, "reports the end of the last task", _seconds(times.tasks[LAST].end)),
+        Moment(SCHEDULER, "defers `release`", _seconds(times.tasks["lock.release"].start)),
+        Moment(TRIGGERER, "starts the trigger of `release`", times.logged(" starting", "lock.release")),
     ]
 
 

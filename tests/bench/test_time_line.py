@@ -1,4 +1,4 @@
-"""The time line of a run: that each step lasts from one known moment to the next."""
+"""The time line of a run: each step lasts from one known moment to the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_dynamo_lock.airflow.time_line import TimeLine
 from bench import page
 from bench.__main__ import RESULTS
 from bench.measure import time_line
-from bench.measure.time_line import Told
+from bench.measure.time_line import RunTimes
 from deployments.airflow_client import Run, TaskInstance
 
 TRIGGER = ("trigger dag/run/task/-1/1 (ID 1) starting", "Trigger fired event")
@@ -26,7 +26,7 @@ def task(task_id: str, queued: float | None, start: float, end: float) -> TaskIn
     return TaskInstance(**nothing | {"task_id": task_id} | times)
 
 
-def told(begun: float, released: float | None = None) -> Told:
+def a_run(begun: float, released: float | None = None) -> RunTimes:
     """A run that is queued at `begun`, and has a moment every second."""
     tasks = (
         task("lock.acquire", None, begun + 2, begun + 5),
@@ -48,11 +48,11 @@ def told(begun: float, released: float | None = None) -> Told:
         ],
     }
     run = Run("dag", "run", "success", {}, at(begun), at(begun + 1), at(begun + 18))
-    return Told(run, {each.task_id: each for each in tasks}, logs, [begun + 8, begun + 12])
+    return RunTimes(run, {each.task_id: each for each in tasks}, logs, [begun + 8, begun + 12])
 
 
 def test_the_steps_of_a_run_add_up_to_it() -> None:
-    steps = time_line.uncontended(told(100.0))
+    steps = time_line.uncontended(a_run(100.0))
 
     assert len(steps) == 15
     assert set(steps.values()) == {1.0, 4.0}, "a second each, and the work"
@@ -60,7 +60,7 @@ def test_the_steps_of_a_run_add_up_to_it() -> None:
 
 
 def test_the_steps_of_a_hand_over_go_from_the_end_of_the_work_to_the_start_of_the_next() -> None:
-    steps = time_line.handed_over(told(100.0), told(200.0))
+    steps = time_line.handed_over(a_run(100.0), a_run(200.0))
 
     assert sum(steps.values()) == 208 - 112
     by_step = {step: seconds for (_, step), seconds in steps.items()}
@@ -70,14 +70,14 @@ def test_the_steps_of_a_hand_over_go_from_the_end_of_the_work_to_the_start_of_th
 
 
 def test_a_lock_that_is_free_before_the_release_task_starts_has_no_steps_of_that() -> None:
-    steps = time_line.handed_over(told(100.0, released=113.5), told(200.0))
+    steps = time_line.handed_over(a_run(100.0, released=113.5), a_run(200.0))
 
     assert [step for _, step in steps][:2] == ["reports the end of the last task", "frees the lock"]
     assert sum(steps.values()) == 208 - 112
 
 
 def test_a_moment_that_is_not_known_leaves_its_time_to_the_next_step() -> None:
-    unknown = told(100.0)
+    unknown = a_run(100.0)
     del unknown.logs["lock.release"]
     steps = time_line.uncontended(unknown)
 
@@ -86,11 +86,11 @@ def test_a_moment_that_is_not_known_leaves_its_time_to_the_next_step() -> None:
 
 
 def test_a_table_has_each_step_once_in_order() -> None:
-    unknown = told(100.0)
+    unknown = a_run(100.0)
     del unknown.logs["lock.release"]
-    rows = time_line.table([time_line.uncontended(each) for each in (unknown, told(200.0))])
+    rows = time_line.table([time_line.uncontended(each) for each in (unknown, a_run(200.0))])
 
-    assert [row["step"] for row in rows] == [step for _, step in time_line.uncontended(told(0.0))]
+    assert [row["step"] for row in rows] == [step for _, step in time_line.uncontended(a_run(0.0))]
     assert [row["seconds"]["of"] for row in rows] == [2] * 11 + [1, 1] + [2, 2]
 
 
@@ -98,7 +98,7 @@ def test_the_parts_of_a_trigger_are_those_that_it_logs() -> None:
     line = TimeLine()
     line.end("task state")
     line.end("result")
-    run = told(100.0)
+    run = a_run(100.0)
 
     assert run.trigger("lock.acquire") == {"total": 900.0, "task state": 400.0, "result": 500.0}
     run.logs["lock.acquire"] = [(0.0, f"Time line of this trigger: {line}.")]
@@ -111,8 +111,8 @@ def test_the_page_shows_each_step_and_each_part() -> None:
     first = {"total": 900.0, "task state": 500.0, "client": 400.0}
     later = [{"total": total, "task state": 40.0, "client": 0.0} for total in (70.0, 80.0, 120.0)]
     results["airflow"]["time_line"] = {
-        "alone": time_line.table([time_line.uncontended(told(100.0))]),
-        "between": time_line.table([time_line.handed_over(told(100.0), told(200.0))]),
+        "alone": time_line.table([time_line.uncontended(a_run(100.0))]),
+        "between": time_line.table([time_line.handed_over(a_run(100.0), a_run(200.0))]),
         "within": [],
         "trigger": time_line.triggers([first, *later]),
     }
