@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import httpx
 import pytest
 
@@ -42,3 +44,18 @@ def test_any_other_error_is_one_and_so_is_one_without_end(answer: object, times:
     with pytest.raises(AirflowError, match=r"500 .*Database error"):
         client.trigger("dag")
     assert len(seen) == times
+
+
+def test_a_log_has_the_times_of_its_messages() -> None:
+    names = ("id", "dag_id", "dag_run_id", "task_id", "map_index", "state", "pid", "hostname")
+    times = ("queued_when", "start_date", "end_date", "rendered_fields")
+    instance = dict.fromkeys((*names, *times)) | {"try_number": 1}
+    content = [
+        {"event": "::group::Log message source details"},
+        {"event": "Acquired", "timestamp": "2026-11-25T07:50:24.878000Z"},
+    ]
+    client, _ = asked([httpx.Response(200, json=instance), httpx.Response(200, json={"content": content})])
+
+    assert client.timed_log("dag", "run", "task") == [
+        (datetime(2026, 11, 25, 7, 50, 24, 878000, UTC), "Acquired")
+    ]
