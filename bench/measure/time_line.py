@@ -162,7 +162,7 @@ def _start_of_work(times: RunTimes) -> list[Moment]:
     return [
         Moment(SCHEDULER, "queues the first task", _seconds(first.queued)),
         Moment(WORKER, "starts its process", _seconds(first.start)),
-        Moment(WORKER, "loads the DAG, and the guard enters the lease", times.work[0]),
+        Moment(WORKER, "loads the DAG; the guard loads the SDK and enters the lease", times.work[0]),
     ]
 
 
