@@ -8,5 +8,5 @@
 - `sdk` translates between the SDK and `core`; `clock` is the clock of all.
 
 An operation is a generator that yields effects (a request, a sleep, a wait) and returns an outcome: see `core.effects`.
-The rules R1 to R13 are listed in `core`.
+The rules R1 to R14 are listed in `core`.
 """

@@ -28,5 +28,6 @@ gone            not among ``holders``                       no                  
 Comments cite these rules, which docs/protocol.md states and docs/argument.md explains: R1 (one conditional write),
 R2 (a refusal shows the winner), R3 (proof of death), R4 (the holder gives up first), R5 (a lost reply loses nothing),
 R6 (typed errors), R7 (one lease id per attempt), R8 (drain before release), R9 (processes inside send heartbeats),
-R10 (fencing tokens grow), R11 (shared poller), R12 (no secrets), R13 (format version).
+R10 (fencing tokens grow), R11 (shared poller), R12 (no secrets), R13 (format version),
+R14 (deadlocks end).
 """

@@ -8,7 +8,7 @@ are generators, so a test can also stop one operation between two requests and r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self
 
@@ -251,6 +251,7 @@ class Host:
         timeout: float | None = None,
         poll_interval: float = 1.0,
         undo: bool = True,
+        holding: Sequence[Lease] = (),
         **options: Any,
     ) -> Paused[Granted]:
         """Start an acquire that waits while the lock is taken, and stop it before its first effect."""
@@ -261,6 +262,7 @@ class Host:
                 timeout=timeout,
                 poll_interval=poll_interval,
                 undo=undo,
+                holding=holding,
             )
         )
 

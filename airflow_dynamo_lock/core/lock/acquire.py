@@ -9,10 +9,17 @@ from typing import Any
 from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep, WaitForSlots, with_timeout
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.attempt import UNDO_WITHIN, Attempting
+from airflow_dynamo_lock.core.lock.nested import NestedWait
 from airflow_dynamo_lock.core.lock.requests import Requests
 from airflow_dynamo_lock.core.model.capacity import check_pinned, should_wake
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.errors import LockError, LockTimeoutError, LockUnavailableError
+from airflow_dynamo_lock.core.model.errors import (
+    LockDeadlockError,
+    LockError,
+    LockTimeoutError,
+    LockUnavailableError,
+)
+from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition, Waiter
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
@@ -51,6 +58,7 @@ class Acquiring:
         undo: bool,
         on_busy: Callable[[LockRecord], None] | None = None,
         on_position: Callable[[QueuePosition], None] | None = None,
+        holding: Sequence[Lease] = (),
     ) -> Operation[tuple[Granted, ...]]:
         """Acquire all locks in one step, as soon as each has free slots or dead holders. Fair claims queue.
 
@@ -61,7 +69,9 @@ class Acquiring:
         :param undo: no other process uses the lease id (`Attempting.try_acquire_all`).
         :param on_busy: called with the lock after each attempt that found it busy.
         :param on_position: called with the position in the queue whenever it has changed.
+        :param holding: leases that the caller does not release before this acquire ends (R14).
         :raises LockTimeoutError: a lock was not free in time; the message names its holders.
+        :raises LockDeadlockError: the wait would never end.
         :raises LockUnavailableError: DynamoDB could not be reached until the timeout.
         """
         deadline = None if timeout is None else now + timeout
@@ -72,6 +82,7 @@ class Acquiring:
         enqueued = False
         report_position = on_change(on_position) if on_position else None
         admission = Admission(self.window)
+        nested = NestedWait(self.requests, self.observer, claims, holding) if holding else None
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - now)
@@ -86,8 +97,8 @@ class Acquiring:
                         )
                         if not isinstance(outcome, Busy):
                             admission.answered()
-                            if mine:
-                                yield from self._dequeue_with(outcome, mine, undo=undo)
+                            if mine or nested is not None:
+                                yield from self._end_waiting(outcome, mine, nested, undo=undo)
                             return outcome
                         record = outcome.record
                         claim = next(each for each in claims if each.key == record.key)
@@ -96,6 +107,8 @@ class Acquiring:
                             on_busy(record)
                         if deadline is not None and now >= deadline:
                             raise LockTimeoutError(_not_in_time(claim.key, timeout or 0.0, outcome), record)
+                        if nested is not None:
+                            nested.check_own(record)
                         if waiter is not None and (
                             record.queue_head is None or record.queue_head > waiter.place
                         ):
@@ -129,7 +142,7 @@ class Acquiring:
                     log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
                     now = yield Sleep(admission.pause(poll_interval, stamp.jitter, left))
                     continue
-                now = yield WaitForSlots(
+                wants = WaitForSlots(
                     claim.key,
                     claim.slots,
                     capacity=claim.capacity,
@@ -139,10 +152,14 @@ class Acquiring:
                     place=mine[claim.key].place if claim.key in mine else None,
                     on_position=report_position,
                 )
+                now = (yield wants) if nested is None else (yield from nested.wait(wants, now))
         except BaseException as failure:
             # Ctrl-C leaves time to dequeue; cancellation or an outage may not.
             interrupted = undo and isinstance(failure, (KeyboardInterrupt, SystemExit))
-            if mine and (interrupted or isinstance(failure, LockTimeoutError)):
+            gave_up = interrupted or isinstance(failure, (LockTimeoutError, LockDeadlockError))
+            if nested is not None and gave_up:
+                yield from nested.end()
+            if mine and gave_up:
                 yield from self.queue.dequeue(list(mine.values()), UNDO_WITHIN, with_lock=False)
             else:
                 self.queue.dequeue_later(
@@ -152,12 +169,20 @@ class Acquiring:
         finally:
             admission.close()
 
-    def _dequeue_with(
-        self, granted: tuple[Granted, ...], mine: Mapping[str, Waiter], *, undo: bool
+    def _end_waiting(
+        self,
+        granted: tuple[Granted, ...],
+        mine: Mapping[str, Waiter],
+        nested: NestedWait | None,
+        *,
+        undo: bool,
     ) -> Operation[None]:
-        """Remove the entries of granted claims. If the caller is interrupted meanwhile, undo the grants."""
+        """Remove the entries and notes of granted claims. If the caller is interrupted meanwhile, undo the grants."""
         try:
-            yield from self.queue.dequeue(list(mine.values()), UNDO_WITHIN)
+            if mine:
+                yield from self.queue.dequeue(list(mine.values()), UNDO_WITHIN)
+            if nested is not None:
+                yield from nested.end()
         except BaseException as failure:
             if undo and not isinstance(failure, GeneratorExit):
                 yield from self.attempting.undo([each.claim for each in granted])

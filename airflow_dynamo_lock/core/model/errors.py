@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from airflow_dynamo_lock.core.model.text import readable
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.record import LockRecord
@@ -25,6 +28,59 @@ class LockTimeoutError(LockError, TimeoutError):
     def __init__(self, message: str, record: LockRecord | None = None) -> None:
         super().__init__(message)
         self.record = record
+
+
+@dataclass(frozen=True)
+class CycleMember:
+    """A member of a deadlock.
+
+    :ivar wait: unique id of its wait.
+    :ivar owner: name of the holder, for people to read.
+    :ivar holds: the locks that it holds and others of the cycle wait for.
+    :ivar waits_for: the locks that it waits for.
+    """
+
+    wait: str
+    owner: str
+    holds: tuple[str, ...]
+    waits_for: tuple[str, ...]
+
+    def describe(self) -> str:
+        """``north/etl/… holds 'a' and waits for 'b'``"""
+        return f"{readable(self.owner)} holds {_names(self.holds)} and waits for {_names(self.waits_for)}"
+
+
+class LockDeadlockError(LockError):
+    """Waiting for the lock would never end: its holders wait, directly or through others, for what the waiter holds.
+
+    Of a cycle, exactly one member ends with this error: the last one that began to wait. The others go on waiting.
+
+    :ivar cycle: the members, the one that has ended first.
+    """
+
+    def __init__(self, message: str, cycle: tuple[CycleMember, ...] = ()) -> None:
+        super().__init__(message)
+        self.cycle = cycle
+
+    @classmethod
+    def of(cls, cycle: tuple[CycleMember, ...]) -> LockDeadlockError:
+        """The error for a cycle."""
+        if len(cycle) == 1:
+            owner, holds = readable(cycle[0].owner), _names(cycle[0].holds)
+            return cls(
+                f"{owner} would wait without end for the lock {_names(cycle[0].waits_for)}, because it holds {holds} "
+                "itself: acquire a lock once, and release it before you acquire it again.",
+                cycle,
+            )
+        return cls(
+            f"This wait would never end, because {', '.join(each.describe() for each in cycle[:-1])}, and "
+            f"{cycle[-1].describe()}: acquire these locks in the same order everywhere, or together as a list.",
+            cycle,
+        )
+
+
+def _names(keys: tuple[str, ...]) -> str:
+    return ", ".join(repr(each) for each in keys)
 
 
 class LockLostError(LockError):

@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.text import duration, iso, readable, utc
+from airflow_dynamo_lock.core.model.waits import Wait
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Holder:
     :ivar expires_at_ms: end of the lease by the clock of another library's client, epoch milliseconds; None where the
         format does not store it.
     :ivar ours: False for a holder of another library.
+    :ivar waits: what the holder waits for while it holds the lease (R14): id → wait. A wait may have ended.
     """
 
     lease_id: str
@@ -52,6 +54,7 @@ class Holder:
     about: Mapping[str, str] = field(default_factory=dict)
     expires_at_ms: int | None = None
     ours: bool = True
+    waits: Mapping[str, Wait] = field(default_factory=dict)
 
     @property
     def acquired_at(self) -> datetime | None:

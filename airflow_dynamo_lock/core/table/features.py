@@ -21,6 +21,7 @@ class Feature(Enum):
     MIN_HOLD = "be held for a minimum time"
     DATA = "keep data"
     FORGET = "be forgotten"
+    WAITS = "show what its holder waits for"
 
 
 ALL_FEATURES = frozenset(Feature)

@@ -15,6 +15,7 @@ from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Edit
 from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
+from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.features import HasFeatures
 
 
@@ -57,8 +58,8 @@ QUEUE_IGNORED = HeadUpdate()
 class Format(HasFeatures, Protocol):
     """Builds the requests on one table and reads its items.
 
-    `NativeFormat` documents the requests. A format without `Feature.SLOTS`, `Feature.SETS` or `Feature.QUEUE` is never
-    asked for the second group of them.
+    `NativeFormat` documents the requests. A format without `Feature.SLOTS`, `Feature.SETS`, `Feature.QUEUE` or
+    `Feature.WAITS` is never asked for the second group of them.
     """
 
     @property
@@ -132,7 +133,7 @@ class Format(HasFeatures, Protocol):
     def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request: ...
     def record(self, item: Mapping[str, Any], server_ms: int | None) -> LockRecord: ...
 
-    # Several holders, sets of locks, queues.
+    # Several holders, sets of locks, queues, notes of waits.
     def acquire_slots(
         self, claim: Claim, stamp: Stamp, seen: LockRecord, turn: HeadUpdate = QUEUE_EMPTY, leave: int = 0
     ) -> Request: ...
@@ -151,3 +152,5 @@ class Format(HasFeatures, Protocol):
     def read_queue(self, key: str, limit: int | None, cursor: Mapping[str, Any] | None) -> Request: ...
     def lock_in(self, reply: Reply) -> LockRecord | None: ...
     def waiters(self, output: Mapping[str, Any]) -> list[Waiter]: ...
+    def note_wait(self, key: str, lease_id: str, wait: Wait) -> Request: ...
+    def erase_wait(self, key: str, lease_id: str, wait_id: str) -> Request: ...

@@ -7,6 +7,7 @@ A damaged item is a `LockRecordError` that names the attribute and what is wrong
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Stamp, T
@@ -15,6 +16,7 @@ from airflow_dynamo_lock.core.model.errors import LockRecordError
 from airflow_dynamo_lock.core.model.limits import LAST_MS, LONGEST_TIME, MAX_PRIORITY, MAX_SLOTS
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 from airflow_dynamo_lock.core.model.text import shown
+from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import decode
 
@@ -24,6 +26,9 @@ UNVERIFIED, VERIFIED = "unverified", "verified"
 
 #: Prefix of the sort keys of waiters' entries. They sort after the lock's own item.
 WAITER_ENTRY = "waiter/"
+
+#: Prefix of the attributes of a holder that note what it waits for; the rest is the id of the wait (R14).
+WAIT_PREFIX = "waiting:"
 
 #: The names that expressions use, and the attributes of a lock's item that `read_lock` decodes.
 ATTRIBUTES = [
@@ -97,6 +102,17 @@ def waiter_values(waiter: Waiter) -> dict[str, Any]:
         "about": dict(waiter.about),
     }
     return values | {name: value for name, value in optional.items() if value}
+
+
+def wait_values(wait: Wait) -> dict[str, Any]:
+    """The note of a wait, without its id."""
+    return {
+        "since": wait.since_ms,
+        "keys": list(wait.keys),
+        "slots": wait.slots,
+        "capacity": wait.capacity,
+        **({"seen": sorted(wait.seen)} if wait.seen else {}),
+    }
 
 
 def read_lock(item: Mapping[str, Any], table: str, server_ms: int | None) -> LockRecord:
@@ -198,6 +214,7 @@ def read_holder(lease_id: str, values: Any) -> Holder:
         cooling_down=values.get("cooling_down") is True,
         took_over=values.get("took_over") is True,
         about=_typed(values, "about", dict) if "about" in values else {},
+        waits=_read_waits(values),
     )
 
 
@@ -205,6 +222,31 @@ def _usual(value: Any) -> int | None:
     """The usual hold time. A damaged value does no harm: it counts as unknown, and the next release replaces it."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return value if is_whole and 0 <= value <= LAST_MS else None
+
+
+def _read_waits(values: Mapping[str, Any]) -> dict[str, Wait]:
+    """What a holder waits for. A damaged note is ignored: without it a deadlock is not found, and nothing else."""
+    waits: dict[str, Wait] = {}
+    for name, note in values.items():
+        if name.startswith(WAIT_PREFIX) and isinstance(note, dict):
+            with suppress(TypeError, ValueError):
+                wait_id = name.removeprefix(WAIT_PREFIX)
+                waits[wait_id] = Wait(
+                    wait_id,
+                    since_ms=_whole(note, "since", 0, LAST_MS),
+                    keys=_texts(note, "keys"),
+                    slots=_whole(note, "slots", 1, MAX_SLOTS),
+                    capacity=_whole(note, "capacity", 1, MAX_SLOTS),
+                    seen=frozenset(_texts(note, "seen")) if "seen" in note else frozenset(),
+                )
+    return waits
+
+
+def _texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    texts = _typed(values, name, list)
+    if not all(isinstance(each, str) for each in texts):
+        raise TypeError(f"its attribute {shown(name)} does not consist of text")
+    return tuple(texts)
 
 
 def _whole(values: Mapping[str, Any], name: str, least: int, most: int) -> int:

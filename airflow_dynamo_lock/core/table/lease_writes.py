@@ -8,8 +8,9 @@ from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.record import Holder
+from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.expressions import expiry, removed_data, set_data
-from airflow_dynamo_lock.core.table.items import VERIFIED
+from airflow_dynamo_lock.core.table.items import VERIFIED, WAIT_PREFIX, wait_values
 from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
 
 #: How far a process's estimate may be behind a server's clock, milliseconds. `forget` keeps a record whose last token
@@ -137,6 +138,30 @@ class LeaseWrites(RenewalWrites):
             f"{inside} AND {min_hold}",
             {":zero": 0, ":one": 1, ":checked": VERIFIED, ":now": stamp.best_ms, ":usual_ms": usual_ms},
             **({"process": leaving} if leaving is not None else {}),
+        )
+
+    def note_wait(self, key: str, lease_id: str, wait: Wait) -> Request:
+        """Note what the holder waits for (R14). A note with `seen` replaces the one that is there; another one is added
+        if there is none. Neither renews the lease."""
+        exists = "attribute_exists" if wait.seen else "attribute_not_exists"
+        return self._write(
+            key,
+            "SET #holders.#me.#wait = :wait",
+            f"attribute_exists(#holders.#me) AND {exists}(#holders.#me.#wait)",
+            {":wait": wait_values(wait)},
+            me=lease_id,
+            wait=WAIT_PREFIX + wait.id,
+        )
+
+    def erase_wait(self, key: str, lease_id: str, wait_id: str) -> Request:
+        """Remove the note of a wait that has ended."""
+        return self._write(
+            key,
+            "REMOVE #holders.#me.#wait",
+            "attribute_exists(#holders.#me)",
+            {},
+            me=lease_id,
+            wait=WAIT_PREFIX + wait_id,
         )
 
     def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:

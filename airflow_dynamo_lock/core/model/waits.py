@@ -1,0 +1,31 @@
+"""A wait of a claimant that holds leases, as it notes it in the record of each of them (R14, deadlocks end)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One wait.
+
+    :ivar id: unique id of the wait.
+    :ivar since_ms: when it began, epoch milliseconds. It only orders waits, so a wrong clock does no harm.
+    :ivar keys: the locks that it waits for: all of them.
+    :ivar slots: number of slots that it needs of each lock.
+    :ivar capacity: capacity that it claims.
+    :ivar seen: ids of the waits of a cycle that the waiter has seen around itself, with its own. While it is written,
+        the waiter still waits.
+    """
+
+    id: str
+    since_ms: int
+    keys: tuple[str, ...]
+    slots: int = 1
+    capacity: int = 1
+    seen: frozenset[str] = frozenset()
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Waits of a cycle in the order in which they began. The last one ends."""
+        return self.since_ms, self.id

@@ -1,0 +1,274 @@
+"""R14 (deadlocks end): a cycle of waits is found, named, and ended by exactly one of its members; nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock.core.lock.nested import LOOK_EVERY
+from airflow_dynamo_lock.core.model.errors import LockDeadlockError, LockTimeoutError
+from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.outcomes import Granted
+from airflow_dynamo_lock.core.model.waits import Wait
+from airflow_dynamo_lock.core.table.native import NativeFormat
+from proof.simulator.stepped import LOST, TABLE, UNSENT, Host, Paused, World
+
+Options = dict[str, Any]
+
+
+class Locker:
+    """A host that holds a lock, and waits for another one."""
+
+    def __init__(self, world: World, name: str, holds: str, **options: Any) -> None:
+        self.world, self.name = world, name
+        self.host = Host(world, name)
+        slots, capacity = options.get("slots", 1), options.get("capacity", 1)
+        assert isinstance(self.host.take(f"{name}/{holds}", key=holds, **options), Granted)
+        self.leases = [Lease(holds, f"{name}/{holds}", 1, name, slots, capacity, 30_000, 15_000, 0)]
+        self.failure: LockDeadlockError | None = None
+        self.waits: Paused[Granted] | None = None
+
+    def wait_for(self, key: str, **options: Any) -> None:
+        self.waits = self.host.start_acquire(f"{self.name}/{key}", key=key, holding=self.leases, **options)
+
+    def run(self, until: float) -> None:
+        """Run the acquire until that time."""
+        assert self.waits is not None
+        while self.world.now < until and self.waits.effect is not None and self.failure is None:
+            try:
+                self.waits.step()
+            except LockDeadlockError as deadlock:
+                self.failure = deadlock
+
+    @property
+    def granted(self) -> bool:
+        return self.failure is None and self.waits is not None and self.waits.effect is None
+
+    def release(self) -> None:
+        for lease in self.leases:
+            release = self.host.operations.releasing.release
+            self.host.run(release(lease.key, lease.lease_id, lease.slots, 15_000, confirmed=True))
+
+
+def run_all(world: World, lockers: Sequence[Locker], seconds: float) -> None:
+    """Run the acquires side by side. Each one advances the true time, so it is set back for the next one."""
+    end = world.now + seconds
+    while world.now < end:
+        now = world.now
+        for each in lockers:
+            world.now = now
+            each.run(now + 0.5)
+        world.now = now + 0.5
+
+
+def ring(world: World, number: int) -> list[Locker]:
+    """Lockers that each hold a lock and wait for the next one's, in this order."""
+    keys = [f"k{index}" for index in range(number)]
+    lockers = [Locker(world, f"host{index}", key) for index, key in enumerate(keys)]
+    for index, each in enumerate(lockers):
+        world.now += 0.1
+        each.wait_for(keys[(index + 1) % number])
+        each.run(world.now + 0.01)
+    return lockers
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_of_a_ring_exactly_the_last_one_to_wait_ends_and_names_all(world: World, number: int) -> None:
+    lockers = ring(world, number)
+
+    run_all(world, lockers, 5.0)
+
+    assert [each.failure is not None for each in lockers] == [False] * (number - 1) + [True]
+    failure = lockers[-1].failure
+    assert failure is not None
+    for index in range(number):
+        assert f"host{index} holds 'k{index}' and waits for 'k{(index + 1) % number}'" in str(failure)
+    assert failure.cycle[0].owner == lockers[-1].name
+
+    lockers[-1].release()
+    run_all(world, lockers, 3.0)
+    assert lockers[-2].granted
+    assert not world.record(lockers[-2].leases[0].key).holders[lockers[-2].leases[0].lease_id].waits
+
+
+def test_a_chain_is_no_cycle_however_long(world: World) -> None:
+    lockers = [Locker(world, f"host{index}", f"k{index}") for index in range(6)]
+    for index, each in enumerate(lockers[:-1]):
+        each.wait_for(f"k{index + 1}")
+
+    run_all(world, lockers[:-1], 20.0)
+
+    assert not any(each.failure for each in lockers)
+    assert len(world.record("k0").holders["host0/k0"].waits) == 1
+
+
+def test_a_waiter_that_is_behind_a_cycle_is_no_member_of_it(world: World) -> None:
+    lockers = ring(world, 2)
+    behind = Locker(world, "behind", "other")
+    behind.wait_for("k0")
+
+    run_all(world, [*lockers, behind], 5.0)
+
+    assert behind.failure is None
+    assert lockers[-1].failure is not None
+
+
+def test_a_note_that_was_left_behind_makes_no_cycle(world: World) -> None:
+    a, _ = Locker(world, "a", "x"), Locker(world, "b", "y")
+    stale = Wait("ended", 1, ("x",))
+    world.answer(NativeFormat(TABLE).note_wait("y", "b/y", stale), lambda: 0.0)
+    a.wait_for("y")
+
+    run_all(world, [a], 30.0)
+
+    assert a.failure is None
+
+
+def test_a_stale_note_beside_a_cycle_does_not_hide_it(world: World) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    world.answer(NativeFormat(TABLE).note_wait("y", "b/y", Wait("ended", 2**42, ("x",))), lambda: 0.0)
+    a.wait_for("y")
+    a.run(world.now + 0.01)
+    world.now += 0.1
+    b.wait_for("x")
+
+    run_all(world, [a, b], 5.0)
+
+    assert (a.failure is None, b.failure is None) == (True, False)
+
+
+def test_a_holder_that_has_died_is_no_member(world: World) -> None:
+    _, b = ring(world, 2)  # `a` waits for the lock of `b`, and never continues
+    run_all(world, [b], 80.0)
+
+    assert b.failure is None
+    assert b.granted
+
+
+def test_an_error_in_the_chain_is_tried_again(world: World) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.wait_for("y")
+    a.run(world.now + 0.01)
+    world.now += 0.1
+    b.wait_for("x")
+    assert b.waits is not None
+    b.waits.until("PutItem").step()
+    world.faults.extend([LOST, UNSENT, UNSENT, UNSENT])
+
+    run_all(world, [a, b], 8.0)
+
+    assert (a.failure is None, b.failure is None) == (True, False)
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_a_wait_for_an_own_lock_is_an_error_at_once(world: World, timeout: float | None) -> None:
+    a = Locker(world, "a", "x")
+    world.sent.clear()
+    a.wait_for("x", timeout=timeout)
+    a.waits = a.host.start_acquire("again", key="x", holding=a.leases, timeout=timeout)
+
+    with pytest.raises(LockDeadlockError, match="because it holds 'x' itself"):
+        a.waits.finish()
+
+    assert world.now == 0
+    assert world.actions() == ["UpdateItem"]
+
+
+def test_a_single_try_of_an_own_lock_is_refused_as_any_other(world: World) -> None:
+    a = Locker(world, "a", "x")
+    with pytest.raises(LockTimeoutError):
+        a.host.start_acquire("again", key="x", holding=a.leases, timeout=0.0).finish()
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        ({"slots": 2, "capacity": 3}, {"slots": 2, "capacity": 3}),
+        ({"capacity": SHARED}, {}),
+        ({}, {"capacity": SHARED}),
+    ],
+    ids=["too many slots", "a reader that writes", "a writer that reads"],
+)
+def test_slots_that_the_claimant_itself_holds_are_never_free(
+    world: World, held: Options, wanted: Options
+) -> None:
+    a = Locker(world, "a", "x", **held)
+    waits = a.host.start_acquire("again", key="x", holding=a.leases, **wanted)
+    with pytest.raises(LockDeadlockError):
+        waits.finish()
+
+
+def test_another_slot_of_a_semaphore_is_waited_for(world: World) -> None:
+    a = Locker(world, "a", "x", capacity=2)
+    other = Locker(world, "other", "x", capacity=2)
+    a.wait_for("x", capacity=2)
+    a.waits = a.host.start_acquire("again", key="x", holding=a.leases, capacity=2)
+    run_all(world, [a], 5.0)
+    assert not a.granted
+    assert a.failure is None
+
+    other.release()
+    run_all(world, [a], 3.0)
+    assert a.granted
+
+
+def test_a_semaphore_is_blocked_only_if_no_slot_can_become_free(world: World) -> None:
+    a, free = (Locker(world, name, "x", capacity=2) for name in ("a", "free"))
+    b = Locker(world, "b", "y")
+    a.wait_for("y")
+    a.run(world.now + 0.01)
+    world.now += 0.1
+    b.wait_for("x", capacity=2)
+    run_all(world, [a, b], 5.0)
+    assert (a.failure, b.failure) == (None, None)
+
+    world.now += 0.1
+    free.wait_for("y")
+    run_all(world, [a, b, free], 5.0)
+    assert [each.failure is not None for each in (a, b, free)] == [False, False, True]
+
+
+def test_a_wait_for_a_set_is_blocked_by_one_of_its_locks(world: World) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    claims = [b.host.claim("b/set", key=key) for key in ("free", "x")]
+    a.wait_for("y")
+    a.run(world.now + 0.01)
+    world.now += 0.1
+    acquire_all = b.host.operations.acquiring.acquire_all
+    now = b.host.now()
+    options: Options = {"timeout": None, "poll_interval": 1.0, "undo": True, "holding": b.leases}
+    b.waits = b.host.start(acquire_all(claims, now=now, **options))  # type: ignore[assignment,arg-type]
+
+    run_all(world, [a, b], 5.0)
+
+    assert (a.failure is None, b.failure is None) == (True, False)
+
+
+def test_without_nesting_no_request_changes(make_world: Callable[..., World], world: World) -> None:
+    holder, waiter = Host(world, "holder"), Host(world, "waiter")
+    holder.take()
+    world.sent.clear()
+    waits = waiter.start_acquire()
+    while world.now < 2.0:
+        waits.step()
+    assert world.actions() == ["UpdateItem", "UpdateItem", "PutItem", "Query", "Query"][: len(world.sent)]
+    assert not any(
+        "wait" in name for each in world.sent for name in each.params.get("ExpressionAttributeNames", {})
+    )
+
+
+def test_a_nested_wait_costs_two_writes_and_a_read_per_second(world: World) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    world.sent.clear()
+    a.wait_for("y", timeout=4.0, poll_interval=100.0)
+    assert a.waits is not None
+    with pytest.raises(LockTimeoutError):
+        a.waits.finish()
+    looks = round(4.0 / LOOK_EVERY)
+    assert world.actions()[:5] == ["UpdateItem", "UpdateItem", "PutItem", "UpdateItem", "BatchGetItem"]
+    assert world.actions().count("BatchGetItem") == looks
+    assert not world.record("x").holders["a/x"].waits
+    assert b.granted is False
