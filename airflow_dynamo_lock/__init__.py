@@ -30,6 +30,7 @@ _MODULES = {
     "LeaseSet": "core.model.lease",
     "LockAccessError": "core.model.errors",
     "LockClient": "client.sync_client",
+    "LockDeadlockError": "core.model.errors",
     "LockError": "core.model.errors",
     "LockLostError": "core.model.errors",
     "LockNotFoundError": "core.model.errors",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.client.threads import KeepAlive as KeepAlive
     from airflow_dynamo_lock.core.model.errors import CapacityMismatchError as CapacityMismatchError
     from airflow_dynamo_lock.core.model.errors import LockAccessError as LockAccessError
+    from airflow_dynamo_lock.core.model.errors import LockDeadlockError as LockDeadlockError
     from airflow_dynamo_lock.core.model.errors import LockError as LockError
     from airflow_dynamo_lock.core.model.errors import LockLostError as LockLostError
     from airflow_dynamo_lock.core.model.errors import LockNotFoundError as LockNotFoundError

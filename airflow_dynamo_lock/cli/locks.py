@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from airflow_dynamo_lock.cli import show
+from airflow_dynamo_lock.cli.held import held
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
 from airflow_dynamo_lock.core.model.arguments import seconds
 from airflow_dynamo_lock.core.model.errors import (
@@ -94,6 +95,7 @@ def acquire(
         key,
         timeout=0 if no_wait else wait_time,
         on_position=print_position,
+        holding=held(where),
         data=_json_object("data", data),
         **claim,
     )

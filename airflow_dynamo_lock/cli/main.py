@@ -14,6 +14,7 @@ from airflow_dynamo_lock import __version__
 from airflow_dynamo_lock.cli import doctor, locks, migrate, run, tables
 from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
+    LockDeadlockError,
     LockError,
     LockLostError,
     LockNotHeldError,
@@ -122,7 +123,7 @@ def run_command(arguments: list[str] | None = None) -> int:
 
 def _exit_code(failure: LockError) -> int:
     match failure:
-        case LockTimeoutError() | LockLostError() | LockNotHeldError():
+        case LockTimeoutError() | LockDeadlockError() | LockLostError() | LockNotHeldError():
             return NOT_OURS
         case LockValueError() | CapacityMismatchError():
             return USAGE

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from airflow_dynamo_lock.cli.held import VARIABLE, held, with_lease
 from airflow_dynamo_lock.cli.locks import claiming, print_position
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
 from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
@@ -85,13 +86,19 @@ def run(
         return NOT_EXECUTABLE if exists else NOT_FOUND
     with Child(command, kill_after) as child:
         locks = where.locks(lease=lease_duration)
-        lease = locks.acquire(key, timeout=0 if no_wait else wait_time, on_position=print_position, **claim)
+        lease = locks.acquire(
+            key,
+            timeout=0 if no_wait else wait_time,
+            on_position=print_position,
+            holding=held(where),
+            **claim,
+        )
         lost = None
         try:
             with _signals_blocked():
                 heartbeats = locks.keep_alive(lease, on_lost=lambda *_: child.end())
             with heartbeats:
-                code = child.work(lease)
+                code = child.work(lease, with_lease(where, lease))
                 lost = lease.term.lost if lease.term else None
         finally:
             lost = _release(locks, lease) or lost
@@ -171,10 +178,11 @@ class Child:
         if not self._ended.is_set():
             self._wait()
 
-    def work(self, lease: Lease) -> int:
+    def work(self, lease: Lease, held: str) -> int:
         """Execute the command under the lease, and wait until it ends.
 
         :param lease: the lease, whose key, id and token the command's environment gets.
+        :param held: all leases under which the command runs, for its environment.
         :returns: exit code of the command, or 128 plus the number of the signal that ended it.
         :raises LockLostError: the lease was lost before the command was executed.
         """
@@ -189,6 +197,7 @@ class Child:
             "DYNAMO_LOCK_KEY": lease.key,
             "DYNAMO_LOCK_LEASE_ID": lease.lease_id,
             "DYNAMO_LOCK_TOKEN": str(lease.token or ""),
+            VARIABLE: held,
         }
         lease.check()
         try:

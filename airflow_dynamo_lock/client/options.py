@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from airflow_dynamo_lock.core.model.arguments import Seconds
@@ -57,6 +57,9 @@ class AcquireOptions(ClaimOptions, total=False):
     on_busy: Callable[[LockRecord], None] | None
     #: Called with the position in the queue whenever it has changed.
     on_position: Callable[[QueuePosition], None] | None
+    #: Leases that the caller does not release before the acquire ends, in addition to those of the client's `lock`
+    #: blocks around it. They are searched for deadlocks.
+    holding: Sequence[Lease | LeaseSet]
 
 
 class HoldOptions(AcquireOptions, total=False):

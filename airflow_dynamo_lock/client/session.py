@@ -7,10 +7,11 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from airflow_dynamo_lock.client import nesting
 from airflow_dynamo_lock.client.administration import Administration
 from airflow_dynamo_lock.client.claims import Claims, ReentrantLeases
 from airflow_dynamo_lock.client.clock import monotonic
@@ -151,12 +152,14 @@ class ClientCore:
         on_busy: Callable[[LockRecord], None] | None,
         on_position: Callable[[QueuePosition], None] | None,
         options: ClaimOptions,
+        holding: Iterable[Lease | LeaseSet] = (),
     ) -> Operation[Lease | LeaseSet]:
         """Acquire, and wait for the lock if it is busy."""
         claims = self.claims.of(key, options)
         if options.get("reentrant") and (again := self.reentrant.again(claims[0])) is not None:
             return again
         timeout = None if timeout is None else seconds("timeout", timeout, zero=True)
+        held = nesting.held(self, holding)
         begun = now = monotonic()
         while True:
             granted = yield from self.operations.acquiring.acquire_all(
@@ -167,6 +170,7 @@ class ClientCore:
                 undo=_owns_lease_id(options),
                 on_busy=on_busy,
                 on_position=on_position,
+                holding=held,
             )
             lease = self._granted(key, granted, options)
             if lease.remaining() > 0:

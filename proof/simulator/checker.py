@@ -124,6 +124,7 @@ class Checker:
     :ivar released_with_time: the same, for releases that set `last_freed_at` to nearly the true time.
     :ivar released_after_faults: when the first lock of each lease was released by a request that was sent
         after the faults had ended, by lease id.
+    :ivar killed_at: when each killed process was killed.
     """
 
     world: World
@@ -144,6 +145,7 @@ class Checker:
     released: dict[ItemKey, float] = field(default_factory=dict)
     released_with_time: dict[ItemKey, float] = field(default_factory=dict)
     released_after_faults: dict[str, float] = field(default_factory=dict)
+    killed_at: dict[Process, float] = field(default_factory=dict)
     queue: QueueChecker = field(init=False)
     idle: IdleChecker = field(init=False)
     # Ids of leases whose grant the caller has received.
@@ -217,6 +219,7 @@ class Checker:
     def killed(self, process: Process) -> None:
         """Record that a process was killed."""
         self.world.log("is dead", process)
+        self.killed_at[process] = self.world.now
         self.queue.waiting.discard(process.name)
         for use in self.uses:
             if use.process is process:

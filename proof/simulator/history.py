@@ -27,6 +27,7 @@ from proof.simulator.checker import Checker
 from proof.simulator.dynamodb import Table
 from proof.simulator.faults import Faults
 from proof.simulator.final_checks import verify
+from proof.simulator.nested import Nested
 from proof.simulator.network import NO_FAULTS, TABLE, Network, Sdk
 from proof.simulator.streams import Stream, short_answers
 from proof.simulator.threads import Threaded
@@ -129,6 +130,9 @@ class History:
         world.proxied = dates and not delays and rng.random() < 0.3
         apart = self.skew - 5.0 + world.assumptions.skew
         capacities = dict.fromkeys(self.keys, capacity)
+        self.nested = Nested.of(self)
+        if self.nested is not None:
+            capacities |= dict.fromkeys(self.nested.keys, 1)
         self.checker = Checker(world, capacities, self.skew - apart / 2 if dates else None, apart=apart)
         self.table = Table(max_staleness=world.assumptions.stale)
         self.network = Network(
@@ -193,6 +197,8 @@ class History:
             self.faults.schedule(ends)
         if self.network.stream is not None:
             self.faults.schedule_stream(self.network.stream, ends)
+        if self.nested is not None:
+            self.nested.schedule(ends)
         world.run(lambda: False, ends)
         self._recover()
         verify(self.checker, self.table.items)

@@ -29,10 +29,12 @@ from airflow_dynamo_lock.core.lock import acquire, attempt, presence
 from airflow_dynamo_lock.core.lock.admin import Admin
 from airflow_dynamo_lock.core.lock.attempt import Attempting
 from airflow_dynamo_lock.core.lock.confirm import Confirming
+from airflow_dynamo_lock.core.lock.nested import NestedWait
 from airflow_dynamo_lock.core.lock.release import Releasing
 from airflow_dynamo_lock.core.lock.renew import Renewing
 from airflow_dynamo_lock.core.model import lease as lease_module
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.cycle import WaitGraph
 from airflow_dynamo_lock.core.model.errors import LockUnavailableError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 from airflow_dynamo_lock.core.model.outcomes import Renewed, StillHeld
@@ -832,6 +834,51 @@ MUTATIONS = {
             ("safe_time=min(_STOP_SECONDS, _STOP_SHARE_OF_GRACE * grace)", "safe_time=0.01"),
         ),
         seed=114,
+    ),
+    # -- deadlocks ------------------------------------------------------------------------------------------
+    "cycle-of-ended-waits": Mutation(
+        "R14: a member ends only after all others have noted that they see the cycle",
+        _edited(
+            WaitGraph.proven,
+            ("or mine in self.waits[each].seen", "or True"),
+            ("while unaware :=", "if False and"),
+        ),
+        seed=23,
+    ),
+    "cycle-not-noted": Mutation(
+        "R14: each member of a cycle notes that it sees the cycle",
+        _edited(NestedWait._look, ("if behind and", "if False and")),
+        seed=23,
+    ),
+    "cycle-of-three-missed": Mutation(
+        "R14: a waiter follows the chain beyond the locks of the holders that block it",
+        _edited(
+            NestedWait._follow,
+            ("while wanted and len(asked) < _MAX_LOCKS:", "for _ in range(2):"),
+            (", *self._further", ""),
+        ),
+        seed=5,
+    ),
+    "chain-taken-for-a-cycle": Mutation(
+        "R14: a waiter is a member of a cycle only if the chain leads back to it",
+        _edited(
+            WaitGraph._cycle,
+            (
+                "_reached(mine, blockers) & _reached(mine, _reversed(blockers))",
+                "_reached(mine, blockers) | {mine}",
+            ),
+        ),
+        test="tests/core/test_deadlock.py::test_a_waiter_that_is_behind_a_cycle_is_no_member_of_it",
+    ),
+    "dead-member": Mutation(
+        "R14: the lease of a holder that is proven dead blocks nothing",
+        _edited(WaitGraph.__init__, ("and (record.key, holder.lease_id) not in dead", "")),
+        test="tests/core/test_deadlock.py::test_a_holder_that_has_died_is_no_member",
+    ),
+    "own-lock-waited-for": Mutation(
+        "R14: a waiter for a lock that it holds itself ends at once",
+        _patched(NestedWait, "check_own", lambda *_: None),
+        test="tests/core/test_deadlock.py::test_a_wait_for_an_own_lock_is_an_error_at_once",
     ),
     "newer-version-overwritten": Mutation(
         "R13: a record of a newer format version is not written to",

@@ -46,10 +46,13 @@ from airflow_dynamo_lock.core.lock.acquire import Acquiring
 from airflow_dynamo_lock.core.model.claim import LockOptions, LockSpec
 from airflow_dynamo_lock.core.model.record import LockRecord
 from proof.simulator.sdk import SimulatedClient
+from proof.simulator.stepped import a_lease
 from tests.pages import code, table
 
 DOCS = Path(__file__).parents[2] / "docs"
 CLAIM, ACQUIRE, HOLD = (set(each.__annotations__) for each in (ClaimOptions, AcquireOptions, HoldOptions))
+
+HELD = a_lease("held")
 
 #: For each option, arguments that give it another value than its default.
 VALUES: Mapping[str, Mapping[str, Any]] = {
@@ -72,6 +75,7 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
     "poll_interval": {"poll_interval": 3.0},
     "on_busy": {"on_busy": print},
     "on_position": {"on_position": print},
+    "holding": {"holding": [HELD]},
 }
 
 # -- deliberate exceptions, each with its reason ----------------------------------------------------------------------
@@ -82,6 +86,7 @@ NOT_IN_AIRFLOW = {
     "reentrant": "each task instance is an owner of its own",
     "only_existing": "a DAG creates the locks that it uses",
     "poll_interval": "the tasks of a triggerer share one poller",
+    "holding": "the groups around a task are not searched for deadlocks yet",
 }
 #: Options that a task gives to its client and its author does not choose.
 NOT_IN_DAGS = {
@@ -115,6 +120,7 @@ NOT_IN_SENSOR = {
         "describes a lease",
     ),
     **dict.fromkeys(("fair", "priority", "on_position"), "describes a position in the queue"),
+    "holding": "a sensor takes no part in the search for deadlocks",
     "only_existing": "a lock without a record is free",
     "on_busy": "each look logs the holders",
 }
@@ -438,6 +444,7 @@ ARGUMENTS = {
     "priority": ["--priority", "5"],
     "timeout": ["--wait-time", "11"],
     "on_position": [],
+    "holding": [],
 }
 
 
@@ -462,7 +469,7 @@ def test_what_a_command_says_reaches_the_client(
     assert run_command([command, "k", *ARGUMENTS[name], *after]) == 1
     (options,) = asked
     assert options.keys() == COMMANDS[command]
-    assert name == "on_position" or VALUES[name].items() <= options.items()
+    assert name in ("on_position", "holding") or VALUES[name].items() <= options.items()
 
 
 # -- the clients and the connection

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
+from airflow_dynamo_lock.client import nesting
 from airflow_dynamo_lock.client.leases import lost_in_use
 from airflow_dynamo_lock.client.options import (
     AcquireOptions,
@@ -74,6 +75,7 @@ class Leases(ThreadRuntime):
         poll_interval: Seconds = 1.0,
         on_busy: Callable[[LockRecord], None] | None = None,
         on_position: Callable[[QueuePosition], None] | None = None,
+        holding: Sequence[Lease | LeaseSet] = (),
         **claim: Unpack[ClaimOptions],
     ) -> Lease | LeaseSet:
         """Wait until the lock is free or its holder is dead, and acquire it. Waiters are granted in arrival order.
@@ -87,11 +89,18 @@ class Leases(ThreadRuntime):
             another process gives up, that takes 10 s, and longer in a process that waits for more than ten locks. The
             position says about how long this waiter still waits, if that is known; a new estimate alone is no call. The
             function must not block. An exception that it raises is logged.
+        :param holding: leases that the caller does not release before this call ends, such as those of another task
+            that waits for this one. Leases of `lock` blocks of this client around the call are added. With them, the
+            wait is part of the search for deadlocks.
         :raises LockTimeoutError: the lock was not free in time; the message names the holders.
+        :raises LockDeadlockError: the holders wait, directly or through others, for what the caller holds, and the
+            caller was the last one to begin waiting. The message names all locks and holders.
         :raises CapacityMismatchError: the lock is in use with another capacity, or in another mode.
         """
         try:
-            return self._run(self._core.acquire(key, timeout, poll_interval, on_busy, on_position, claim))
+            return self._run(
+                self._core.acquire(key, timeout, poll_interval, on_busy, on_position, claim, holding)
+            )
         finally:
             self._maintain_queue_entries()
 
@@ -136,6 +145,7 @@ class Leases(ThreadRuntime):
         An exception raised in the block leaves it unchanged.
 
         :raises LockTimeoutError: the lock was not free in time.
+        :raises LockDeadlockError: this wait and others would never end.
         :raises LockLostError: when the block ends: the lease was lost while it ran, so its work may have overlapped
             with a successor's. Call ``lease.check()`` in the block to learn of a loss sooner.
         """
@@ -158,7 +168,8 @@ class Leases(ThreadRuntime):
             self._release_at_block_end(lease)
             raise
         try:
-            yield lease
+            with nesting.block(self._core, lease):
+                yield lease
             lease.check()
         except BaseException:
             heartbeats.stop()

@@ -10,7 +10,7 @@ behind does no harm, because its waiter sees no cycle any more.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -86,7 +86,8 @@ class NestedWait:
         """
         deadline = None if wants.seconds is None else now + wants.seconds
         if not self._notes:
-            return (yield wants)
+            now = yield wants
+            return now
         yield from self._look()
         while True:
             began = self._requests.stamp().at
@@ -158,10 +159,10 @@ class NestedWait:
         note = partial(self._requests.format.note_wait, lease.key, lease.lease_id, wait)
         return (yield from self._requests.write(lambda _: with_timeout(note(), _READ_WITHIN)))
 
-    def _follow(self) -> Operation[tuple[dict[str, LockRecord], dict[str, Collection[Holder]]]]:
+    def _follow(self) -> Operation[tuple[dict[str, LockRecord], dict[str, list[Holder]]]]:
         """Read the locks that the chain leads to. Returns them, and their dead holders."""
         records: dict[str, LockRecord] = {}
-        dead: dict[str, Collection[Holder]] = {}
+        dead: dict[str, list[Holder]] = {}
         asked: set[str] = set()
         wanted = {*self._claims, *self._further}
         while wanted and len(asked) < _MAX_LOCKS:

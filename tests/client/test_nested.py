@@ -1,0 +1,116 @@
+"""Nested locks of both clients: a deadlock ends with one error, and the waits around it go on (R14)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from airflow_dynamo_lock import LockClient, LockDeadlockError, LockTimeoutError, LockValueError
+from deployments.clients import async_lock_client
+from deployments.engines import Engine
+from tests.client.conftest import MakeClient
+
+
+def both_orders(first: LockClient, second: LockClient, key: str, threads: ThreadPoolExecutor) -> list[str]:
+    """Let two clients nest two locks in opposite orders. Returns the errors of those that failed."""
+    both_hold = threading.Barrier(2)
+
+    def nest(locks: LockClient, outer: str, inner: str) -> str:
+        try:
+            with locks.lock(outer) as lease:
+                both_hold.wait()
+                locks.release(locks.acquire(inner, timeout=30, holding=[lease]))
+        except LockDeadlockError as deadlock:
+            return str(deadlock)
+        return ""
+
+    ends = [
+        threads.submit(nest, first, f"{key}/a", f"{key}/b"),
+        threads.submit(nest, second, f"{key}/b", f"{key}/a"),
+    ]
+    return sorted(filter(None, (each.result() for each in ends)))
+
+
+def test_of_two_that_nest_in_opposite_orders_one_ends_and_names_both(
+    make_client: MakeClient, key: str, threads: ThreadPoolExecutor
+) -> None:
+    (failure,) = both_orders(make_client(owner="north"), make_client(owner="south"), key, threads)
+    assert f"north holds '{key}/a' and waits for '{key}/b'" in failure
+    assert f"south holds '{key}/b' and waits for '{key}/a'" in failure
+
+
+@pytest.mark.parametrize("timeout", [None, 10])
+def test_a_lock_in_a_block_that_holds_it_is_an_error_at_once(
+    engine: Engine, client: LockClient, kind: str, key: str, timeout: float | None
+) -> None:
+    async def nest() -> None:
+        async with async_lock_client(engine.endpoint_url) as locks, locks.lock(key):
+            await locks.acquire(key, timeout=timeout)
+
+    if kind == "async":
+        with pytest.raises(LockDeadlockError, match="itself"):
+            asyncio.run(nest())
+    else:
+        with (
+            pytest.raises(LockDeadlockError, match="itself"),
+            client.lock(key),
+            client.lock(key, timeout=timeout),
+        ):
+            pass
+
+
+def test_after_the_block_the_lock_is_waited_for_again(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    with client.lock(key):
+        pass
+    assert elsewhere.try_acquire(key)
+    with pytest.raises(LockTimeoutError):
+        client.acquire(key, timeout=0.1)
+
+
+def test_a_task_or_a_thread_that_is_started_in_a_block_does_not_hold_its_lease(
+    engine: Engine, key: str, threads: ThreadPoolExecutor
+) -> None:
+    async def in_task() -> None:
+        async with async_lock_client(engine.endpoint_url) as locks, locks.lock(f"{key}/task"):
+            with pytest.raises(LockTimeoutError):
+                await asyncio.create_task(locks.acquire(f"{key}/task", timeout=0.1))
+
+    asyncio.run(in_task())
+
+
+def test_what_a_task_holds_can_be_said(engine: Engine, key: str) -> None:
+    async def in_task() -> None:
+        async with (
+            async_lock_client(engine.endpoint_url) as locks,
+            locks.lock([f"{key}/a", f"{key}/b"]) as held,
+        ):
+            with pytest.raises(LockDeadlockError):
+                await asyncio.create_task(locks.acquire(f"{key}/b", timeout=5, holding=[held]))
+
+    asyncio.run(in_task())
+
+
+def test_holding_takes_leases(client: LockClient, key: str) -> None:
+    with pytest.raises(LockValueError, match="holding must be a list of leases"):
+        client.acquire(key, holding=["a"])  # type: ignore[list-item]
+
+
+def test_a_lease_of_another_client_is_none_of_its_blocks(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    with client.lock(key), pytest.raises(LockTimeoutError):
+        elsewhere.acquire(key, timeout=0.1)
+
+
+def test_a_wait_that_ends_leaves_no_note(client: LockClient, elsewhere: LockClient, key: str) -> None:
+    with elsewhere.lock(f"{key}/inner"), client.lock(key):
+        with pytest.raises(LockTimeoutError):
+            client.acquire(f"{key}/inner", timeout=0.2)
+        record = client.get(key)
+        assert record
+        assert [each.waits for each in record.holders.values()] == [{}]
