@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.triggers.base import StartTriggerArgs
 
-from airflow_dynamo_lock.airflow import lock_options
+from airflow_dynamo_lock.airflow import lock_options, nesting
 from airflow_dynamo_lock.airflow.guard import Guard, leave_ended_tasks, show_leases
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
@@ -120,6 +120,7 @@ class _Acquires(BaseOperator):
         self.deferrable = deferrable
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         check_early(self)
+        nesting.check_not_held(self)
         if deferrable:
             enable_start_from_trigger(
                 self, "DynamoLockAcquireTrigger", self._trigger_arguments(), self._resume
@@ -128,6 +129,8 @@ class _Acquires(BaseOperator):
     def _trigger_arguments(self) -> dict[str, Any]:
         names = (*lock_options.PARAMETERS, "on_timeout", "dynamo_lock_conn_id")
         arguments = {name: lock_options.plain(getattr(self, name)) for name in names}
+        if inside := nesting.outer_acquires(self):
+            arguments["inside"] = inside
         return arguments | ({"resume": True} if self._resume != "execute_complete" else {})
 
     def _acquire(self, context: Context) -> tuple[LockClient, LeaseSet]:
@@ -140,7 +143,8 @@ class _Acquires(BaseOperator):
             context["ti"].xcom_push(key=LINK_KEY, value=url)
         started = time.time()
         if not self.deferrable or runs_in_dag_test():
-            return client, self._wait_here(client, wanted, options)
+            held_outside = nesting.held_in_task(context["ti"], self)
+            return client, self._wait_here(client, wanted, options, held_outside)
         held = client.try_acquire(wanted.keys, **options)
         if held is None:
             self._wait_in_triggerer(None if wanted.timeout is None else started + wanted.timeout)
@@ -155,11 +159,22 @@ class _Acquires(BaseOperator):
         trigger = DynamoLockAcquireTrigger(**arguments, deadline=deadline)
         self.defer(trigger=trigger, method_name=self._resume)
 
-    def _wait_here(self, client: LockClient, wanted: lock_options.Wanted, options: ClaimOptions) -> LeaseSet:
+    def _wait_here(
+        self,
+        client: LockClient,
+        wanted: lock_options.Wanted,
+        options: ClaimOptions,
+        holding: Sequence[Lease] = (),
+    ) -> LeaseSet:
         on_busy, on_position = lock_options.holder_log(self.log), lock_options.position_log(self.log)
         try:
             return client.acquire(
-                wanted.keys, timeout=wanted.timeout, on_busy=on_busy, on_position=on_position, **options
+                wanted.keys,
+                timeout=wanted.timeout,
+                on_busy=on_busy,
+                on_position=on_position,
+                holding=holding,
+                **options,
             )
         except LockTimeoutError as failure:
             if self.on_timeout == "skip":
@@ -196,6 +211,8 @@ class DynamoLockAcquireOperator(_Acquires):
     :param deferrable: wait in the triggerer; if False, wait on a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
     :raises LockValueError: an argument is not valid.
+    :raises LockDeadlockError: a `DynamoLock` around this task holds the same lock; or, while the task waits, runs would
+        wait for each other's locks without end.
     """
 
     def execute(self, context: Context) -> Any:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.guard import EnterLease
 from airflow_dynamo_lock.airflow.last_task import ReleaseIfLast, can_tell_states
+from airflow_dynamo_lock.airflow.nesting import LockGroup
 from airflow_dynamo_lock.airflow.operators import (
     DynamoLockAcquireOperator,
     DynamoLockHeartbeatOperator,
     DynamoLockReleaseOperator,
 )
-from airflow_dynamo_lock.airflow.versions import BaseOperator, MappedOperator, TaskGroup
+from airflow_dynamo_lock.airflow.versions import BaseOperator, MappedOperator
 from airflow_dynamo_lock.core.model.arguments import Seconds
 from airflow_dynamo_lock.core.model.errors import LockValueError
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _LOCK_OPERATORS = (DynamoLockAcquireOperator, DynamoLockHeartbeatOperator, DynamoLockReleaseOperator)
 
 
-class DynamoLock(TaskGroup):
+class DynamoLock(LockGroup):
     """A task group that holds a lock while its tasks run, so that one run at a time uses the resource.
 
     ``with DynamoLock("warehouse/orders"): extract() >> load()``
@@ -68,6 +69,7 @@ class DynamoLock(TaskGroup):
     :param group_id: the group's id; a second ``lock`` in the DAG becomes ``lock__1``.
     :param kwargs: further arguments of `TaskGroup`.
     :raises LockValueError: an argument is not valid; or, when the block ends, the group has no tasks.
+    :raises LockDeadlockError: a group around this one holds the same lock.
     """
 
     def __init__(

@@ -24,14 +24,14 @@ from airflow.triggers.base import (
     TriggerEvent,
 )
 
-from airflow_dynamo_lock.airflow import lock_options, task_states
+from airflow_dynamo_lock.airflow import lock_options, nesting, task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
 from airflow_dynamo_lock.airflow.links import LINK_KEY, record_url
 from airflow_dynamo_lock.airflow.time_line import TimeLine
 from airflow_dynamo_lock.airflow.versions import XCom, in_thread
 from airflow_dynamo_lock.core.model.errors import LockError, LockTimeoutError
-from airflow_dynamo_lock.core.model.lease import LeaseSet
+from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
     :param resume: resume the task on a worker with the leases, instead of ending it here.
     :param resume_after: minimum seconds from the start of the trigger until the task is resumed. Until then
         the trigger sends the heartbeats. See `versions.RESUME_AFTER` for the reason.
+    :param inside: acquire tasks of the groups around the task, as `nesting.outer_acquires` returns them.
 
     The other parameters are those of `DynamoLockAcquireOperator`, with durations in seconds.
     """
@@ -131,6 +132,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         "deadline",
         "resume",
         "resume_after",
+        "inside",
     )
 
     def __init__(
@@ -141,6 +143,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         deadline: float | None = None,
         resume: bool = False,
         resume_after: float = 0.0,
+        inside: list[list[Any]] | None = None,
         **wanted: Any,
     ) -> None:
         super().__init__()
@@ -152,6 +155,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         self.deadline = deadline
         self.resume = resume
         self.resume_after = resume_after
+        self.inside = inside or []
         # The link that is not stored yet.
         self._link: str | None = None
 
@@ -224,8 +228,13 @@ class DynamoLockAcquireTrigger(LockTrigger):
             timeout=_remaining(wanted.timeout, self.deadline),
             on_busy=on_busy,
             on_position=lock_options.position_log(self.log),
+            holding=await self._held_outside(),
             **options,
         )
+
+    async def _held_outside(self) -> list[Lease]:
+        """The leases of the groups around the task."""
+        return await in_thread(nesting.held_in_triggerer, self.ti, self.inside) if self.inside else []
 
     async def _send_heartbeats_for(self, duration: float, client: AsyncLockClient, held: LeaseSet) -> None:
         """Send heartbeats for `duration` seconds. If that is not positive, return at once."""

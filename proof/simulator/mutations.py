@@ -857,7 +857,7 @@ MUTATIONS = {
             ("while wanted and len(asked) < _MAX_LOCKS:", "for _ in range(2):"),
             (", *self._further", ""),
         ),
-        seed=5,
+        seed=689,
     ),
     "chain-taken-for-a-cycle": Mutation(
         "R14: a waiter is a member of a cycle only if the chain leads back to it",

@@ -3,7 +3,7 @@
 They have locks of their own, beside those of the other actors, and random numbers of their own. The checker compares
 each `LockDeadlockError` with the true state of all waits, which no process can read:
 
-10. A deadlock error names waits that lasted at the same time, and each of them was for a lock that another one of their
+13. A deadlock error names waits that lasted at the same time, and each of them was for a lock that another one of their
     processes held. No two waits end for the same cycle. After the faults, a cycle ends within 5 s.
 """
 
@@ -196,24 +196,24 @@ class Nested:
         named = ", ".join(each.process.name if each else "?" for each in members)
         true = [each for each in members if each is not None]
         if len(true) < len(members) or wait not in true:
-            report(f"{name} ended by a deadlock of {named}, not all of which were waiting (invariant 10)")
+            report(f"{name} ended by a deadlock of {named}, not all of which were waiting (promise 13)")
             return
         killed_at = self.history.checker.killed_at
         ends = [min(each.end, killed_at.get(each.process, NEVER)) for each in true]
         if max(each.begin for each in true) >= min(ends):
-            report(f"{name} ended by a deadlock of {named}, which never waited together (invariant 10)")
+            report(f"{name} ended by a deadlock of {named}, which never waited together (promise 13)")
         held = {key for each in true for key in each.holding}
         if any(each.key not in held for each in true):
             report(
-                f"{name} ended by a deadlock of {named}, who did not hold what they waited for (invariant 10)"
+                f"{name} ended by a deadlock of {named}, who did not hold what they waited for (promise 13)"
             )
         if cycle in self._broken:
-            report(f"{name} ended by a deadlock of {named}, which had ended before (invariant 10)")
+            report(f"{name} ended by a deadlock of {named}, which had ended before (promise 13)")
         self._broken.add(cycle)
         closed = max(self._begin_of_blocking(each, true) for each in true)
         lasted = wait.process.true_now - max(closed, self.history.checker.faults_ended + _SETTLED_AFTER)
         if lasted > _LONGEST_CYCLE:
-            report(f"the deadlock of {named} lasted for {lasted:.1f} s (invariant 10)")
+            report(f"the deadlock of {named} lasted for {lasted:.1f} s (promise 13)")
 
     def _true_wait(self, wait_id: str) -> _TrueWait | None:
         """The wait that has this id: its process made the id while it waited."""

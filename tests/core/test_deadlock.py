@@ -240,7 +240,7 @@ def test_a_wait_for_a_set_is_blocked_by_one_of_its_locks(world: World) -> None:
     acquire_all = b.host.operations.acquiring.acquire_all
     now = b.host.now()
     options: Options = {"timeout": None, "poll_interval": 1.0, "undo": True, "holding": b.leases}
-    b.waits = b.host.start(acquire_all(claims, now=now, **options))  # type: ignore[assignment,arg-type]
+    b.waits = b.host.start(acquire_all(claims, now=now, **options))  # type: ignore[arg-type]
 
     run_all(world, [a, b], 5.0)
 

@@ -15,6 +15,7 @@ from airflow_dynamo_lock import (
     DynamoLockAcquireOperator,
     DynamoLockOperator,
     DynamoLockSensor,
+    LockDeadlockError,
     LockValueError,
 )
 from airflow_dynamo_lock.airflow import lock_options
@@ -92,6 +93,73 @@ def test_a_nested_lock_is_entered_after_the_outer_one_and_its_own_tasks_are_not_
         assert plumbing._pre_execute_hook is None
     assert dag.get_task("outer.inner.acquire").upstream_task_ids == {"outer.acquire"}
     assert "outer.inner.release" in dag.get_task("outer.release").upstream_task_ids
+
+
+INNER: dict[str, Any] = {
+    "group": lambda **lock: DynamoLock(group_id="inner", **lock),
+    "operator": lambda **lock: DynamoLockOperator(task_id="inner", python_callable=print, **lock),
+    "acquire": lambda **lock: DynamoLockAcquireOperator(task_id="inner", **lock),
+}
+
+
+@pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
+@pytest.mark.parametrize("key", ["k", ["other", "k"]], ids=str)
+def test_a_lock_in_a_group_that_holds_it_is_an_error_when_the_dag_is_parsed(inner: Any, key: Any) -> None:
+    refused = pytest.raises(
+        LockDeadlockError, match="'k', because the group 'outer' around it holds that lock"
+    )
+    with DAG("dag"), DynamoLock("k", group_id="outer"):
+        step("a")
+        with TaskGroup("between"), refused:
+            inner(key=key)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ({"capacity": 2}, {"capacity": 2}),
+        ({"mode": "shared"}, {"mode": "shared"}),
+        ({}, {"dynamo_lock_conn_id": "another_table"}),
+        ({}, {"key": "another"}),
+        ({}, {"key": "{{ params.key }}"}),
+        ({}, {"slots": "{{ params.slots }}", "capacity": 5}),
+    ],
+    ids=str,
+)
+def test_a_lock_in_a_group_that_may_become_free_is_none(outer: dict[str, Any], inner: dict[str, Any]) -> None:
+    with DAG("dag"), DynamoLock("k", group_id="outer", **outer), DynamoLock(**{"key": "k", **inner}):
+        step("a")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [({"slots": 2, "capacity": 2}, {"capacity": 2}), ({"mode": "shared"}, {}), ({}, {"mode": "shared"})],
+    ids=str,
+)
+def test_slots_that_the_run_itself_holds_never_become_free(
+    outer: dict[str, Any], inner: dict[str, Any]
+) -> None:
+    with DAG("dag"), DynamoLock("k", group_id="outer", **outer):
+        step("a")
+        with pytest.raises(LockDeadlockError):
+            DynamoLock("k", group_id="inner", **inner)
+
+
+def test_a_lock_knows_the_groups_around_it() -> None:
+    with DAG("dag") as dag, DynamoLock("k", group_id="outer"):
+        step("a")
+        with TaskGroup("between"), DynamoLock("l", group_id="inner"):
+            step("b")
+            DynamoLockOperator(task_id="c", key="m", python_callable=print)
+    found = {
+        name: dag.get_task(name)._trigger_arguments().get("inside")  # type: ignore[attr-defined]
+        for name in ("outer.acquire", "outer.between.inner.acquire", "outer.between.inner.c")
+    }
+    assert found == {
+        "outer.acquire": None,
+        "outer.between.inner.acquire": [["outer.acquire", False]],
+        "outer.between.inner.c": [["outer.between.inner.acquire", False], ["outer.acquire", False]],
+    }
 
 
 def test_two_locks_of_one_dag_have_names_of_their_own() -> None:

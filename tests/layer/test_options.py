@@ -86,7 +86,6 @@ NOT_IN_AIRFLOW = {
     "reentrant": "each task instance is an owner of its own",
     "only_existing": "a DAG creates the locks that it uses",
     "poll_interval": "the tasks of a triggerer share one poller",
-    "holding": "the groups around a task are not searched for deadlocks yet",
 }
 #: Options that a task gives to its client and its author does not choose.
 NOT_IN_DAGS = {
@@ -96,6 +95,7 @@ NOT_IN_DAGS = {
     "attempt_of": "the task of the run",
     "on_busy": "goes to the task's log",
     "on_position": "goes to the task's log",
+    "holding": "the leases of the groups around the task",
 }
 #: Parameters of the group, and of the operators, that are no options of an acquire.
 ONLY_IN_DAGS = {"key", "on_timeout", "dynamo_lock_conn_id"}
