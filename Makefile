@@ -78,6 +78,7 @@ figures: .venv/.dev
 	.venv/bin/python -m proof.simulator --histories 100000 --first 1 --report $(FIGURES)/histories.json
 	.venv/bin/python -m proof.chaos --minutes $(MINUTES) --report $(FIGURES)/chaos.json
 	.venv/bin/python -m proof.airflow.chaos --minutes $(MINUTES) --deployments 2 --report $(FIGURES)/chaos-airflow.json
+	.venv/bin/python -m proof.airflow.deadlocks --times 50 --report $(FIGURES)/deadlocks.json
 	.venv/bin/python -m proof.figures
 
 bench: .venv/.dev

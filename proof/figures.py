@@ -27,6 +27,7 @@ def main() -> None:
         "histories": histories,
         "chaos": chaos,
         "chaos-airflow": chaos_airflow,
+        "deadlocks": deadlocks,
     }
     for name, part in parts.items():
         report = REPORTS / f"{name}.json"
@@ -130,6 +131,27 @@ def chaos_airflow(report: Mapping[str, Any]) -> str:
             ("trouble", "times", "hand-overs after only this", "median, s", "longest, s"), rows, numbers=True
         )
         + ("\n" + _counts("Troubles without a hand-over after only them", others) if others else "")
+    )
+
+
+def deadlocks(report: Mapping[str, Any]) -> str:
+    """Return the figures of a report of `python -m proof.airflow.deadlocks`, as Markdown."""
+    kinds = {"2": "two runs in opposite orders", "3": "three runs in a ring"}
+    rows = [
+        (title, report["times"], kind["errors"], kind["median_seconds"], kind["longest_seconds"])
+        for number, title in kinds.items()
+        for kind in (report[number],)
+    ]
+    violations = sum(len(report[number]["violations"]) for number in kinds)
+    return (
+        f"**Measured**: `python -m proof.airflow.deadlocks --times {report['times']}`, two deployments. "
+        f"**Violations: {violations}.**\n\n"
+        + as_markdown(
+            ("cycle", "times", "runs that ended with the error", "median, s", "longest, s"),
+            rows,
+            numbers=True,
+        )
+        + "\nSeconds by Airflow's times: from the start of the last `acquire` to the end of the one that failed.\n"
     )
 
 

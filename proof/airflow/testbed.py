@@ -48,6 +48,7 @@ DAGS = {
     "sensing",
     "mapped",
     "nested",
+    "crossed",
     "steps",
     "hurried",
     *(f"in_{name}" for name in FOREIGN),

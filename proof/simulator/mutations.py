@@ -32,6 +32,7 @@ from airflow_dynamo_lock.core.lock.confirm import Confirming
 from airflow_dynamo_lock.core.lock.nested import NestedWait
 from airflow_dynamo_lock.core.lock.release import Releasing
 from airflow_dynamo_lock.core.lock.renew import Renewing
+from airflow_dynamo_lock.core.model import cycle
 from airflow_dynamo_lock.core.model import lease as lease_module
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.cycle import WaitGraph
@@ -859,21 +860,17 @@ MUTATIONS = {
         ),
         seed=689,
     ),
-    "chain-taken-for-a-cycle": Mutation(
-        "R14: a waiter is a member of a cycle only if the chain leads back to it",
+    "holders-that-release-ignored": Mutation(
+        "R14: a holder blocks only if its slots are needed after all others have released",
         _edited(
-            WaitGraph._cycle,
-            (
-                "_reached(mine, blockers) & _reached(mine, _reversed(blockers))",
-                "_reached(mine, blockers) | {mine}",
-            ),
+            cycle.is_blocked_by, ("sum(each.slots for each in holders) < slots", "record.capacity < slots")
         ),
-        test="tests/core/test_deadlock.py::test_a_waiter_that_is_behind_a_cycle_is_no_member_of_it",
+        test="tests/core/test_deadlock.py::test_a_semaphore_is_blocked_only_if_no_slot_can_become_free",
     ),
     "dead-member": Mutation(
         "R14: the lease of a holder that is proven dead blocks nothing",
         _edited(WaitGraph.__init__, ("and (record.key, holder.lease_id) not in dead", "")),
-        test="tests/core/test_deadlock.py::test_a_holder_that_has_died_is_no_member",
+        test="tests/core/test_deadlock.py::test_a_member_that_has_died_since_it_saw_the_cycle_blocks_nothing",
     ),
     "own-lock-waited-for": Mutation(
         "R14: a waiter for a lock that it holds itself ends at once",

@@ -106,14 +106,21 @@ def test_a_chain_is_no_cycle_however_long(world: World) -> None:
 
 
 def test_a_waiter_that_is_behind_a_cycle_is_no_member_of_it(world: World) -> None:
-    lockers = ring(world, 2)
-    behind = Locker(world, "behind", "other")
-    behind.wait_for("k0")
+    behind, a = Locker(world, "behind", "other"), Locker(world, "a", "x")
+    behind.wait_for("x")
+    behind.run(world.now + 0.01)
+    b = Locker(world, "b", "y")
+    for each, key in ((a, "y"), (b, "x")):
+        world.now += 0.1
+        each.wait_for(key)
+        each.run(world.now + 0.01)
 
-    run_all(world, [*lockers, behind], 5.0)
+    run_all(world, [a, behind], 5.0)
+    (note,) = world.record("other").holders["behind/other"].waits.values()
+    assert note.seen == set()
 
-    assert behind.failure is None
-    assert lockers[-1].failure is not None
+    run_all(world, [a, b, behind], 5.0)
+    assert [each.failure is not None for each in (a, b, behind)] == [False, True, False]
 
 
 def test_a_note_that_was_left_behind_makes_no_cycle(world: World) -> None:
@@ -143,6 +150,19 @@ def test_a_stale_note_beside_a_cycle_does_not_hide_it(world: World) -> None:
 def test_a_holder_that_has_died_is_no_member(world: World) -> None:
     _, b = ring(world, 2)  # `a` waits for the lock of `b`, and never continues
     run_all(world, [b], 80.0)
+
+    assert b.failure is None
+    assert b.granted
+
+
+def test_a_member_that_has_died_since_it_saw_the_cycle_blocks_nothing(world: World) -> None:
+    a, b = ring(world, 2)
+    run_all(world, [a], 3.0)
+    (note,) = world.record("k0").holders["host0/k0"].waits.values()
+    assert len(note.seen) == 2
+
+    world.now += 100.0
+    run_all(world, [b], 3.0)
 
     assert b.failure is None
     assert b.granted

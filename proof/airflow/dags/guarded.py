@@ -143,6 +143,24 @@ with DAG("nested", schedule=None):
         quick()
 
 
+@task
+def meet() -> None:
+    """Wait until all runs of a round are here."""
+    context: Any = get_current_context()
+    conf = context["dag_run"].conf
+    (FOLDER / f"{conf['together']}.{DEPLOYMENT}.{context['run_id']}.met").touch()
+    while len([*FOLDER.glob(f"{conf['together']}.*.met")]) < conf["of"]:
+        time.sleep(0.1)
+
+
+# Each run of a round waits for its inner lock when all of them hold their outer one.
+with DAG("crossed", schedule=None), DynamoLock(KEY, group_id="outer", **TIMES):
+    met = meet()
+    with DynamoLock("{{ dag_run.conf['inner'] }}", group_id="inner", **TIMES) as inner:
+        quick()
+    met >> inner
+
+
 for name in ("amazon_lock_client", "python_dynamodb_lock", "dyndbmutex", "awsflock", "s3"):
     with DAG(f"in_{name}", schedule=None):
         DynamoLockSensor(task_id="sensor", key=KEY, dynamo_lock_conn_id=name)
