@@ -15,6 +15,7 @@ from botocore.exceptions import ConnectionClosedError
 
 from airflow_dynamo_lock import (
     LockClient,
+    LockDeadlockError,
     LockLostError,
     LockNotHeldError,
     LockRecordError,
@@ -27,7 +28,7 @@ from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released
 from deployments.clients import any_clock_skew
 from deployments.patience import PATIENCE, TooBusyError, on_time
 from tests.formats import items
-from tests.formats.conftest import MakeClient, Place, places
+from tests.formats.conftest import FOREIGN, MakeClient, Place, places
 
 
 def test_one_holds_and_the_other_waits(client: LockClient, elsewhere: LockClient, key: str) -> None:
@@ -48,6 +49,27 @@ def test_one_holds_and_the_other_waits(client: LockClient, elsewhere: LockClient
     assert elsewhere.release(successor)
     record = elsewhere.get(key)
     assert record is None or not record.holders
+
+
+@places(*(name for name in FOREIGN if name != "s3"))  # whose holders cannot show what they wait for
+def test_of_two_that_nest_in_opposite_orders_one_ends_and_names_both(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
+    held = {locks: locks.acquire(f"{key}{end}", lease=60) for locks, end in ((client, "a"), (elsewhere, "b"))}
+
+    def nest(locks: LockClient, inner: str) -> str:
+        try:
+            locks.release(locks.acquire(f"{key}{inner}", timeout=PATIENCE, holding=[held[locks]]))
+        except LockDeadlockError as deadlock:
+            return str(deadlock)
+        finally:
+            locks.release(held[locks])
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(nest, client, "b"), pool.submit(nest, elsewhere, "a")]
+        (failure,) = filter(None, (each.result() for each in ends))
+    assert f"elsewhere holds '{key}b' and waits for '{key}a'" in failure
 
 
 @places(engine="moto")  # which tells its time

@@ -18,13 +18,15 @@ from airflow.sdk import DAG
 from airflow.sdk.bases.xcom import BaseXCom
 
 from airflow_dynamo_lock import (
+    DynamoLock,
     DynamoLockAcquireOperator,
     DynamoLockOperator,
     DynamoLockSensor,
     Lease,
     LockClient,
+    LockDeadlockError,
 )
-from airflow_dynamo_lock.airflow import lock_options, task_states
+from airflow_dynamo_lock.airflow import lock_options, nesting, task_states
 from airflow_dynamo_lock.airflow.lock_options import Wanted
 from airflow_dynamo_lock.airflow.triggers import (
     DynamoLockAcquireTrigger,
@@ -311,3 +313,45 @@ async def test_a_task_learns_that_it_took_over_from_the_dead(locks: LockClient, 
     await asyncio.to_thread(operator.execute_locked, context, result)
 
     assert learnt == [dies]
+
+
+async def test_of_two_groups_that_nest_in_opposite_orders_one_ends(
+    locks: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {each: locks.acquire(f"{key}/{each}", owner=f"{each}/dag", lease=600) for each in ("a", "b")}
+
+    def xcom_of(*, dag_id: str, task_id: str, map_index: int, **_: Any) -> Any:
+        assert (dag_id, map_index) == ("dag", -1)
+        return held[task_id].as_dict() if task_id in held else None
+
+    monkeypatch.setattr(BaseXCom, "get_one", xcom_of)
+    ends: dict[str, Any] = {}
+
+    async def nest(outer: str, inner: str) -> None:
+        trigger = in_the_triggerer(f"{key}/{inner}", inside=[[outer, False], ["left_out", True]])
+        try:
+            ends[outer] = await result_of(trigger)
+        except LockDeadlockError as deadlock:
+            ends[outer] = deadlock
+            locks.release(held[outer])
+
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(nest("a", "b"), nest("b", "a"))
+    (failure,) = [each for each in ends.values() if isinstance(each, LockDeadlockError)]
+    for outer, inner in (("a", "b"), ("b", "a")):
+        assert f"{outer}/dag holds '{key}/{outer}' and waits for '{key}/{inner}'" in str(failure)
+
+
+def test_a_task_on_a_worker_finds_what_the_groups_around_it_hold() -> None:
+    lease = Lease("k", "mine", 1, "me", 1, 1, 30_000, 15_000, 0)
+    task = SimpleNamespace(task_id="a", task_group=None)
+    with DAG("dag"), DynamoLock("k", group_id="outer") as outer:
+        task.task_group = outer
+        DynamoLockOperator(task_id="inside", key="l", python_callable=print)
+
+    def pull(*, task_ids: str, map_indexes: int) -> Any:
+        assert (task_ids, map_indexes) == ("outer.acquire", -1)
+        return lease.as_dict()
+
+    ti: Any = SimpleNamespace(map_index=7, xcom_pull=pull)
+    assert nesting.held_in_task(ti, task) == [lease]

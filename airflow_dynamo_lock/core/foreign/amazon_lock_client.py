@@ -44,7 +44,7 @@ class AmazonLockClient(ForeignTable):
         {":released": _RELEASED},
     )
     removed_on_grant: ClassVar[Sequence[str]] = ("isReleased",)
-    features: ClassVar[frozenset[Feature]] = frozenset({Feature.DATA, Feature.FORGET})
+    features: ClassVar[frozenset[Feature]] = frozenset({Feature.DATA, Feature.FORGET, Feature.WAITS})
 
     def foreign_holder(self, values: Mapping[str, Any]) -> Holder | None:
         """The holder that the item names; None if the lock is released. Its owner is its lease id as well."""

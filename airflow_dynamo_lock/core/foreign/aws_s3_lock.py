@@ -77,6 +77,7 @@ class S3Objects(S3Requests, OneHolder):
     # Without `Feature.FORGET`: clients of aws_s3_lock create an object without a condition, so deleting one
     # could free a held lock.
     features: ClassVar[frozenset[Feature]] = frozenset()
+    note_wait = erase_wait = OneHolder._unsupported
 
     def checked_key(self, key: str) -> str:
         """Return the name of a lock if it can be the key of an object.

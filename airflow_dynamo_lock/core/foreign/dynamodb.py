@@ -23,10 +23,11 @@ from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
+from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.expressions import took_over
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
-from airflow_dynamo_lock.core.table.items import holder_values
+from airflow_dynamo_lock.core.table.items import WAIT_PREFIX, holder_values, wait_values
 
 _NOT_DRAINING = " AND attribute_not_exists(#ours.#draining)"
 
@@ -134,6 +135,24 @@ class ForeignTable(ForeignItem):
         """Remove a guarded process that has left."""
         remove = ["#ours.#processes.#process"]
         return self._write(key, {}, self._held_by_me, {":me": lease_id}, remove=remove, process=process)
+
+    def note_wait(self, key: str, lease_id: str, wait: Wait) -> Request:
+        """Note what the holder waits for (R14). A note with `seen` replaces the one that is there."""
+        exists = "attribute_exists" if wait.seen else "attribute_not_exists"
+        return self._write(
+            key,
+            {},
+            f"{self._held_by_me} AND {exists}(#ours.#process)",
+            {":me": lease_id, ":wait": wait_values(wait)},
+            assignments=["#ours.#process = :wait"],
+            process=WAIT_PREFIX + wait.id,
+        )
+
+    def erase_wait(self, key: str, lease_id: str, wait_id: str) -> Request:
+        """Remove the note of a wait that has ended."""
+        values = {":me": lease_id}
+        remove = ["#ours.#process"]
+        return self._write(key, {}, self._held_by_me, values, remove=remove, process=WAIT_PREFIX + wait_id)
 
     def release(
         self,

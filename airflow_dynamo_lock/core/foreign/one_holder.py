@@ -16,7 +16,7 @@ class OneHolder:
     """
 
     name: ClassVar[str]
-    features: ClassVar[frozenset[Feature]] = frozenset({Feature.FORGET})
+    features: ClassVar[frozenset[Feature]] = frozenset({Feature.FORGET, Feature.WAITS})
 
     def check_data(self, data: Mapping[str, Any]) -> None:
         """Accept all data: a format without `Feature.DATA` never receives any. One with it overrides this."""
@@ -28,5 +28,4 @@ class OneHolder:
 
     acquire_slots = remove_dead = set_capacity = create = transaction = _unsupported
     take_ticket = take_exact_ticket = lower_head = clear_head = advance_head = _unsupported
-    note_wait = erase_wait = _unsupported
     put_entry = hand_over_entry = delete_entry = read_queue = lock_in = waiters = _unsupported
