@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock import LockClient, LockDeadlockError
 from deployments.engines import MotoServer
 from deployments.patience import PATIENCE, wait_until
-from tests.cli.conftest import TABLE, Shell, read_until, terminal
+from tests.cli.conftest import DYNAMO_LOCK, TABLE, Shell, read_until, terminal
 
 #: A command that says that it works, and ends when it is told to.
 WORK = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
@@ -64,6 +64,34 @@ def test_the_command_has_the_lock_its_token_and_its_own_exit_code(
     record = locks.get(key)
     assert record is not None
     assert (int(token), lease_id in record.holders) == (record.token, False)
+
+
+def test_a_command_in_a_command_that_needs_the_same_lock_is_an_error_at_once(shell: Shell, key: str) -> None:
+    result = shell.run("run", key, "--", DYNAMO_LOCK, "run", "--wait-time", "1 hour", key, "--", "true")
+    assert result.returncode == 3
+    assert f"because it holds '{key}' itself" in result.stderr
+
+
+def test_a_command_in_a_command_takes_part_in_the_search_for_deadlocks(
+    shell: Shell, locks: LockClient, key: str
+) -> None:
+    ours = locks.acquire(f"{key}/ours")
+    running = shell.start("run", f"{key}/theirs", "--", DYNAMO_LOCK, "run", f"{key}/ours", "--", "true")
+
+    def waits() -> bool:
+        record = locks.get(f"{key}/theirs")
+        return record is not None and any(each.waits for each in record.holders.values())
+
+    wait_until(waits)
+    here = ""
+    try:  # the times by which the two waits are ordered may differ by 2 s
+        locks.release(locks.acquire(f"{key}/theirs", timeout=PATIENCE, holding=[ours]))
+    except LockDeadlockError as deadlock:
+        here = str(deadlock)
+    locks.release(ours)
+    _, complaints = running.communicate(timeout=PATIENCE)
+    assert running.returncode == (0 if here else 3), complaints
+    assert f"holds '{key}/theirs' and waits for '{key}/ours'" in here + complaints
 
 
 def test_it_waits_for_the_lock_and_holds_it_with_heartbeats(

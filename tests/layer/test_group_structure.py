@@ -151,8 +151,13 @@ def test_a_lock_knows_the_groups_around_it() -> None:
         with TaskGroup("between"), DynamoLock("l", group_id="inner"):
             step("b")
             DynamoLockOperator(task_id="c", key="m", python_callable=print)
+
+    def inside(name: str) -> Any:
+        task: Any = dag.get_task(name)
+        return task._trigger_arguments().get("inside")
+
     found = {
-        name: dag.get_task(name)._trigger_arguments().get("inside")  # type: ignore[attr-defined]
+        name: inside(name)
         for name in ("outer.acquire", "outer.between.inner.acquire", "outer.between.inner.c")
     }
     assert found == {
