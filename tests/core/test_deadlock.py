@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from airflow_dynamo_lock.core.effects import Reply, Request
 from airflow_dynamo_lock.core.lock.nested import LOOK_EVERY
-from airflow_dynamo_lock.core.model.errors import LockDeadlockError, LockTimeoutError
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockDeadlockError, LockTimeoutError
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Granted
@@ -181,6 +182,29 @@ def test_an_error_in_the_chain_is_tried_again(world: World) -> None:
     run_all(world, [a, b], 8.0)
 
     assert (a.failure is None, b.failure is None) == (True, False)
+
+
+def test_the_chain_ends_at_a_lock_that_cannot_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    keys = ("secret", "", "waiting:not a lock", "x" * 3000, "z")
+    world.answer(NativeFormat(TABLE).note_wait("y", "b/y", Wait("w", 1, keys)), lambda: 0.0)
+    answer, read = world.answer, list[set[str]]()
+
+    def deny(request: Request, clock: Callable[[], float]) -> Reply:
+        if request.action == "BatchGetItem":
+            read.append(NativeFormat(TABLE).asked_for(request))
+            if "secret" in read[-1]:
+                raise LockAccessError("Denied.")
+        return answer(request, clock)
+
+    monkeypatch.setattr(world, "answer", deny)
+    a.wait_for("y")
+    run_all(world, [a], 3.0)
+
+    assert (a.failure, a.granted) == (None, False)
+    assert read[:4] == [{"y"}, {"secret", "z"}, {"secret"}, {"z"}]
+    assert {"secret"} not in read[4:]
+    assert b.granted is False
 
 
 @pytest.mark.parametrize("timeout", [None, 5.0])

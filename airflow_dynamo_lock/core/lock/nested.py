@@ -10,7 +10,7 @@ behind does no harm, because its waiter sees no cycle any more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,9 +22,11 @@ from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.cycle import NO_WAITS, WaitGraph, is_blocked_by
 from airflow_dynamo_lock.core.model.errors import (
     CycleMember,
+    LockAccessError,
     LockDeadlockError,
     LockError,
     LockUnavailableError,
+    LockValueError,
 )
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
@@ -64,6 +66,7 @@ class NestedWait:
         self._noted: list[Lease] = []
         self._maybe_noted: list[Lease] = []
         self._notes = Feature.WAITS in requests.format.features
+        self._denied: set[str] = set()
         self._further: frozenset[str] = frozenset()  # locks that the chain led to when it was last followed
 
     def check_own(self, record: LockRecord) -> None:
@@ -166,20 +169,43 @@ class NestedWait:
         asked: set[str] = set()
         wanted = {*self._claims, *self._further}
         while wanted and len(asked) < _MAX_LOCKS:
+            wanted = set(sorted(wanted)[: _MAX_LOCKS - len(asked)])
             asked |= wanted
-            found: list[LockRecord] = []
-            for request in self._requests.format.batch_get(sorted(wanted), consistent=True):
-                reply: Reply = yield with_timeout(request, _READ_WITHIN)
-                for record in self._requests.format.batch_records(reply.output, reply.server_ms):
-                    found.append(record)
-                    dead[record.key] = self._observer.see(record, reply)
-            records |= {each.key: each for each in found}
-            wanted = {key for each in found for key in _keys_behind(each)} - asked
+            found = yield from self._read(wanted)
+            for record, reply in found:
+                records[record.key] = record
+                dead[record.key] = self._observer.see(record, reply)
+            wanted = {key for each, _ in found for key in self._keys_behind(each)} - asked
         # The next look reads them all in one request.
-        self._further = frozenset(key for each in records.values() for key in _keys_behind(each))
+        self._further = frozenset(key for each in records.values() for key in self._keys_behind(each))
         return records, dead
 
+    def _read(self, keys: Iterable[str]) -> Operation[list[tuple[LockRecord, Reply]]]:
+        """Read locks consistently. The chain ends at those that this client may not read."""
+        found: list[tuple[LockRecord, Reply]] = []
+        for request in self._requests.format.batch_get(sorted(keys), consistent=True):
+            try:
+                reply: Reply = yield with_timeout(request, _READ_WITHIN)
+            except LockAccessError:
+                asked = self._requests.format.asked_for(request)
+                if len(asked) == 1:
+                    self._denied |= asked
+                for key in sorted(asked) if len(asked) > 1 else ():
+                    found += yield from self._read([key])
+                continue
+            records = self._requests.format.batch_records(reply.output, reply.server_ms)
+            found += [(record, reply) for record in records]
+        return found
 
-def _keys_behind(record: LockRecord) -> set[str]:
-    """The locks that the holders of a lock wait for."""
-    return {key for holder in record.holders.values() for wait in holder.waits.values() for key in wait.keys}
+    def _keys_behind(self, record: LockRecord) -> set[str]:
+        """The locks that the holders of a lock wait for, without those that cannot be read."""
+        waits = [wait for holder in record.holders.values() for wait in holder.waits.values()]
+        return {key for wait in waits for key in wait.keys if self._is_readable(key)}
+
+    def _is_readable(self, key: str) -> bool:
+        """Whether this client may read the lock, and its name is valid: another client has written it."""
+        try:
+            self._requests.format.checked_key(key)
+        except LockValueError:
+            return False
+        return key not in self._denied
