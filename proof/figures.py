@@ -151,7 +151,7 @@ def deadlocks(report: Mapping[str, Any]) -> str:
             rows,
             numbers=True,
         )
-        + "\nSeconds by Airflow's times: from the start of the last `acquire` to the end of the one that failed.\n"
+        + "\nSeconds from when the last of the runs began to wait until one of them logged the error.\n"
     )
 
 

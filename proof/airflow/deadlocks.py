@@ -10,8 +10,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,8 +62,9 @@ def finish_round(testbed: Testbed, started: Round) -> None:
     states = [deployment.wait(DAG_ID, run_id).state for deployment, run_id, _ in started.runs]
     if sorted(states) != ["failed", *["success"] * (len(states) - 1)]:
         started.violations.append(f"the runs of {started.keys} ended as {states}")
-    waits = [each.task_instance(DAG_ID, run_id, _WAITS) for each, run_id, _ in started.runs]
-    for (deployment, run_id, _), state, waited in zip(started.runs, states, waits, strict=True):
+    homes = [(deployment.home, run_id) for deployment, run_id, _ in started.runs]
+    started.seconds = cycle_lasted(homes)
+    for (deployment, run_id, _), state in zip(started.runs, states, strict=True):
         if state != "failed":
             continue
         log = deployment.task_log(DAG_ID, run_id, _WAITS)
@@ -72,14 +74,26 @@ def finish_round(testbed: Testbed, started: Round) -> None:
                 started.violations.append(
                     f"the error of {run_id} does not name {key!r} and {following!r}: {log[-2000:]}"
                 )
-        begun = [each.start for each in waits if each.start]
-        if waited.end and len(begun) == len(waits):
-            started.seconds = (waited.end - max(begun)).total_seconds()
     for key in started.keys:
         testbed.assert_exclusive(key)
         record = testbed.locks.get(key)
         if record is None or record.holders:
             started.violations.append(f"{key} is not free after all runs of its round have ended")
+
+
+def cycle_lasted(runs: Iterable[tuple[Path, str]]) -> float | None:
+    """Seconds from when the last of the runs began to wait until one of them logged the error; None if none did.
+
+    :param runs: home of the deployment and id of each run.
+    """
+    waits, errors = list[datetime](), list[datetime]()
+    for home, run_id in runs:
+        folder = home / "logs" / f"dag_id={DAG_ID}" / f"run_id={run_id}" / f"task_id={_WAITS}"
+        lines = [json.loads(line) for log in folder.glob("*.log*") for line in log.read_text().splitlines()]
+        times = [(datetime.fromisoformat(line["timestamp"]), line["event"]) for line in lines]
+        waits += sorted(at for at, event in times if event.startswith("Waiting for the lock"))[:1]
+        errors += [at for at, event in times if "would never end" in event]
+    return (min(errors) - max(waits)).total_seconds() if errors and waits else None
 
 
 def measure(testbed: Testbed, times: int, batch: int) -> dict[str, Any]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import pytest
 
 from airflow_dynamo_lock.core.effects import Reply, Request
 from airflow_dynamo_lock.core.lock.nested import LOOK_EVERY
+from airflow_dynamo_lock.core.model.cycle import WaitGraph
 from airflow_dynamo_lock.core.model.errors import LockAccessError, LockDeadlockError, LockTimeoutError
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Granted
+from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from proof.simulator.stepped import LOST, TABLE, UNSENT, Host, Paused, World
+from proof.simulator.stepped import LOST, TABLE, UNSENT, Host, Paused, World, a_holder
 
 Options = dict[str, Any]
 
@@ -316,3 +319,43 @@ def test_a_nested_wait_costs_two_writes_and_a_read_per_second(world: World) -> N
     assert world.actions().count("BatchGetItem") == looks
     assert not world.record("x").holders["a/x"].waits
     assert b.granted is False
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_cycle_of_plain_locks_is_the_chain_that_leads_back(seed: int) -> None:
+    """Each of some claimants holds a lock, and most of them wait for another one's."""
+    rng = Random(seed)
+    number = rng.randint(2, 7)
+    waits_for = {
+        each: rng.choice([None, *(other for other in range(number) if other != each)])
+        for each in range(number)
+    }
+    records, dead = {}, set[tuple[str, str]]()
+    for each, other in waits_for.items():
+        waits = {} if other is None else {f"w{each}": Wait(f"w{each}", rng.randint(0, 3), (f"k{other}",))}
+        holder = a_holder(f"l{each}", owner=f"host{each}", waits=waits, draining=rng.random() < 0.1)
+        records[f"k{each}"] = LockRecord(f"k{each}", 1, 0, {holder.lease_id: holder}, token=1)
+        if rng.random() < 0.1:
+            dead.add((f"k{each}", f"l{each}"))
+        if holder.draining or (f"k{each}", f"l{each}") in dead:
+            waits_for[each] = None
+    graph = WaitGraph(records, dead)
+    for each in waits_for:
+        chain, at = [each], waits_for[each]
+        while at is not None and at not in chain:
+            chain.append(at)
+            at = waits_for[at]
+        expected = {f"w{member}" for member in chain} if at == each else set()
+        assert graph.suspects(f"w{each}") == expected
+        assert graph.proven(f"w{each}") == set(), "nobody has seen it"
+        if expected:
+            members = graph.members(f"w{each}", expected)
+            assert [member.owner for member in members] == [f"host{member}" for member in chain]
+            assert [member.holds for member in members] == [(f"k{member}",) for member in chain]
+
+
+def test_a_holder_that_waits_is_described(world: World) -> None:
+    a, _ = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.wait_for("y")
+    run_all(world, [a], 1.0)
+    assert world.record("x").describe().endswith("waiting for 'y'")

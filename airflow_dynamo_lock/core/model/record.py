@@ -100,6 +100,8 @@ class Holder:
             text += f", released, and not handed on before {utc(self.hold_until_ms):%H:%M:%S} UTC"
         elif self.draining:
             text += ", draining"
+        if keys := sorted({key for wait in self.waits.values() for key in wait.keys}):
+            text += f", waiting for {', '.join(map(repr, keys[:_DESCRIBED_KEYS]))}"
         return text
 
 
@@ -178,8 +180,8 @@ class LockRecord:
         return "Locked by " + "; ".join(shown) + (f"; and {more} more" if more else "")
 
 
-# Maximum number of holders in a description. Semaphores may have hundreds.
-_DESCRIBED = 10
+# Maximum number of holders in a description, and of the locks that one of them waits for. Semaphores may have hundreds.
+_DESCRIBED, _DESCRIBED_KEYS = 10, 3
 
 
 @dataclass(frozen=True)
