@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -18,7 +19,7 @@ from airflow_dynamo_lock.core.model.outcomes import Granted
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from proof.simulator.stepped import LOST, TABLE, UNSENT, Host, Paused, World, a_holder
+from proof.simulator.stepped import DENIED, LOST, TABLE, UNSENT, Host, Paused, World, a_holder
 
 Options = dict[str, Any]
 
@@ -208,6 +209,21 @@ def test_the_chain_ends_at_a_lock_that_cannot_be_read(world: World, monkeypatch:
     assert read[:4] == [{"y"}, {"secret", "z"}, {"secret"}, {"z"}]
     assert {"secret"} not in read[4:]
     assert b.granted is False
+
+
+def test_a_lease_that_cannot_have_a_note_does_not_end_the_wait(world: World) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.leases.append(replace(a.leases[0], key="in another table"))
+    a.wait_for("y")
+    assert a.waits is not None
+    a.waits.until("PutItem").step()
+    world.faults.append(DENIED)
+    run_all(world, [a], 3.0)
+    assert (a.failure, a.granted) == (None, False)
+
+    b.release()
+    run_all(world, [a], 3.0)
+    assert a.granted
 
 
 @pytest.mark.parametrize("timeout", [None, 5.0])

@@ -34,8 +34,8 @@ from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.log import log
 
-#: Seconds between two looks for a cycle.
-LOOK_EVERY = 1.0
+#: Seconds between two looks for a cycle, and between two of the first looks while there seems to be one.
+LOOK_EVERY, _LOOK_SOON, _SOON = 2.0, 0.5, 20
 # Maximum number of locks that a waiter reads to follow the chain, and of locks of one wait that its note names.
 _MAX_LOCKS, _MAX_NOTED = 200, 20
 # Timeout of the requests that follow the chain, and of those that remove a note, in seconds.
@@ -67,6 +67,7 @@ class NestedWait:
         self._maybe_noted: list[Lease] = []
         self._notes = Feature.WAITS in requests.format.features
         self._denied: set[str] = set()
+        self._suspicious = 0  # looks in a row that showed a cycle
         self._further: frozenset[str] = frozenset()  # locks that the chain led to when it was last followed
 
     def check_own(self, record: LockRecord) -> None:
@@ -76,7 +77,9 @@ class NestedWait:
         :raises LockDeadlockError: it is.
         """
         claim, own = self._claims[record.key], {(each.key, each.lease_id) for each in self._holding}
-        holders = [each for name, each in record.holders.items() if (record.key, name) in own]
+        holders = [
+            each for name, each in record.holders.items() if (record.key, name) in own and not each.draining
+        ]
         if is_blocked_by(record, holders, claim.slots, claim.capacity):
             member = CycleMember(self._wait.id, holders[0].owner, (record.key,), (record.key,))
             raise LockDeadlockError.of((member,))
@@ -95,7 +98,8 @@ class NestedWait:
         while True:
             began = self._requests.stamp().at
             left = None if deadline is None else max(0.0, deadline - began)
-            pause = LOOK_EVERY if left is None else min(left, LOOK_EVERY)
+            pause = _LOOK_SOON if 0 < self._suspicious <= _SOON else LOOK_EVERY
+            pause = pause if left is None else min(left, pause)
             now = yield replace(wants, seconds=pause)
             if now - began < pause or pause == left:
                 return now  # the poller has woken it, or it has to give up
@@ -121,6 +125,7 @@ class NestedWait:
             records, dead = yield from self._follow()
             graph = WaitGraph(records, {(key, each.lease_id) for key, some in dead.items() for each in some})
             suspects = graph.suspects(self._wait.id)
+            self._suspicious = self._suspicious + 1 if suspects else 0
             proven = graph.proven(self._wait.id)
             if proven and graph.last(proven) == self._wait.id:
                 raise LockDeadlockError.of(graph.members(self._wait.id, proven))
@@ -141,16 +146,28 @@ class NestedWait:
         for lease in [each for each in self._holding if each not in self._noted]:
             if lease not in self._maybe_noted:
                 self._maybe_noted.append(lease)
-            reply = yield from self._write(lease, NO_WAITS)
-            if reply.refused:
-                record, _ = yield from self._requests.record_after(lease.key, reply, _READ_WITHIN)
-                holder = record.holders.get(lease.lease_id) if record is not None else None
-                if holder is None or self._wait.id not in holder.waits:
-                    self._holding.remove(lease)  # it is lost
-                    continue
-                # An earlier attempt was applied, or another process continues the same wait.
-                self._wait = holder.waits[self._wait.id]
+            try:
+                reply = yield from self._write(lease, NO_WAITS)
+                if reply.refused:
+                    record, _ = yield from self._requests.record_after(lease.key, reply, _READ_WITHIN)
+                    holder = record.holders.get(lease.lease_id) if record is not None else None
+                    if holder is None or self._wait.id not in holder.waits:
+                        self._forget(lease, "it is not among the holders")
+                        continue
+                    # An earlier attempt was applied, or another process continues the same wait.
+                    self._wait = holder.waits[self._wait.id]
+            except LockUnavailableError:
+                raise
+            except LockError as failure:  # such as a lease of another table
+                self._forget(lease, str(failure))
+                continue
             self._noted.append(lease)
+
+    def _forget(self, lease: Lease, why: str) -> None:
+        """Leave a lease out of the search, because it cannot have a note."""
+        log.debug("No deadlock through the lock %r (lease %s) is found: %s", lease.key, lease.lease_id, why)
+        self._holding.remove(lease)
+        self._maybe_noted.remove(lease)
 
     def _confirm(self, suspects: frozenset[str]) -> Operation[None]:
         """Note that this wait still lasts while a cycle shows around it."""
