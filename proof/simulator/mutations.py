@@ -844,7 +844,7 @@ MUTATIONS = {
             ("or mine in self.waits[each].seen", "or True"),
             ("while unaware :=", "if False and"),
         ),
-        seed=23,
+        seed=725,
     ),
     "cycle-not-noted": Mutation(
         "R14: each member of a cycle notes that it sees the cycle",
