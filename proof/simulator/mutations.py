@@ -844,7 +844,7 @@ MUTATIONS = {
             ("or mine in self.waits[each].seen", "or True"),
             ("while unaware :=", "if False and"),
         ),
-        seed=725,
+        seed=23,
     ),
     "cycle-not-noted": Mutation(
         "R14: each member of a cycle notes that it sees the cycle",

@@ -35,7 +35,7 @@ from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.log import log
 
 #: Seconds between two looks for a cycle, and between two of the first looks while there seems to be one.
-LOOK_EVERY, _LOOK_SOON, _SOON = 2.0, 0.5, 20
+LOOK_EVERY, _LOOK_SOON, _SOON = 1.0, 0.5, 20
 # Maximum number of locks that a waiter reads to follow the chain, and of locks of one wait that its note names.
 _MAX_LOCKS, _MAX_NOTED = 200, 20
 # Timeout of the requests that follow the chain, and of those that remove a note, in seconds.
