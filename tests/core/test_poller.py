@@ -270,6 +270,83 @@ def test_what_is_known_of_a_lock_is_forgotten_with_its_last_waiter() -> None:
     assert not any((watch._rounds, watch._pause, watch._tickets, watch._behind, watch._unused))
 
 
+def keys_of(requests: list[Request]) -> list[str]:
+    return [key["key"]["S"] for each in requests for key in each.params["RequestItems"][TABLE]["Keys"]]
+
+
+def queued(key: str, head: str) -> dict[str, Any]:
+    return {**lock(key), "queue_head": encode(head)}
+
+
+def test_a_lock_whose_first_waiter_is_here_is_read_four_times_in_an_interval() -> None:
+    poll = Poll()
+    poll.wait("first", "one", place=FIRST)
+    poll.wait("second", "two", place=THIRD)
+    answer = [queued("one", FIRST), queued("two", FIRST)]
+
+    assert keys_of(poll.once(answer)) == ["one", "two"]
+    for _ in range(2):
+        for _ in range(3):
+            assert poll.slept == 0.25
+            assert keys_of(poll.once(queued("one", FIRST))) == ["one"]
+        assert poll.slept == 0.25
+        assert keys_of(poll.once(answer)) == ["one", "two"]
+
+
+def test_the_first_waiter_is_woken_by_such_a_read() -> None:
+    poll = Poll()
+    poll.wait("first", place=FIRST)
+    poll.once(queued("k", FIRST))
+    poll.once({**lock(held=0), "queue_head": encode(FIRST)})
+    assert poll.told == ["first"]
+
+
+def test_a_lock_is_read_once_in_an_interval_again_when_the_first_waiter_here_has_left() -> None:
+    poll = Poll()
+    first = poll.wait("first", "one", place=FIRST)
+    poll.wait("second", "two", place=THIRD)
+    poll.once([queued("one", FIRST), queued("two", FIRST)])
+    poll.watch.remove(first)
+    assert keys_of(poll.once(queued("two", FIRST))) == ["two"]
+    assert poll.slept == 1.0
+
+
+def test_no_more_locks_than_25_are_read_so_often() -> None:
+    poll = Poll()
+    names = [f"k{number:02}" for number in range(26)]
+    waiters = [poll.wait(name, name, place=FIRST) for name in names]
+    poll.once([queued(name, FIRST) for name in names])
+    assert poll.slept == 1.0
+    poll.watch.remove(waiters[0])
+    poll.once([queued(name, FIRST) for name in names[1:]])
+    assert poll.slept == 0.25
+
+
+def test_a_waiter_with_a_short_interval_or_a_stream_does_not_read_more_often() -> None:
+    poll = Poll()
+    poll.wait("first", place=FIRST, poll_interval=0.9)
+    poll.once(queued("k", FIRST))
+    assert poll.slept == 0.9
+    poll = Poll()
+    poll.wait("first", place=FIRST)
+    poll.watch.reported_until(0.0)
+    poll.once(queued("k", FIRST))
+    assert poll.slept == 1.0
+
+
+def test_free_slots_are_left_to_those_before_for_as_long_where_reads_are_quick() -> None:
+    """For two intervals, because the first one here proves nothing of those between."""
+    poll = Poll()
+    poll.wait("first", place=FIRST)
+    poll.wait("third", place=THIRD)
+    free = {**lock(held=1, capacity=4), "queue_head": encode(FIRST)}
+    for _ in range(8):
+        poll.once(free)
+    assert set(poll.told) == {"first"}
+    poll.once(free)
+    assert poll.told[-2:] == ["first", "third"]
+
+
 # -- what it reads --------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """R11 (shared poller): all waiters of one process and table share one poller.
 
 The poller reads the keys of all waiters, 100 per request. It wakes waiters in the order of their queue, and no more of
-them than the lock has free slots. If all waiters for a lock are far from the head of its queue, it reads the lock less
-often.
+them than the lock has free slots. It reads a lock more often if a waiter here is the first in its queue, and less often
+if all waiters here are far from the head.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from airflow_dynamo_lock.log import log
 
 # A lock is read only in every fourth poll if all its waiters are more than three tickets from the head.
 _NEAR, _SELDOM = 3, 4
+# While the first waiter of a queue is here, the lock is read this many times in an interval of at least this many
+# seconds, unless the process has more such locks than this.
+_QUICK, _QUICK_FROM, _MAX_QUICK = 4, 1.0, 25
 # Number of polls for which waiters leave free slots to the first ones in the queue, which may be dead.
 _PATIENT = 2
 # While the table's stream reports changes, the poller reads all keys at this multiple of its interval, and at least
@@ -91,6 +94,9 @@ class Poller:
     # considered reading them again.
     _behind: dict[str, float] = field(default_factory=dict, init=False)
     _reread_at: float = field(default=0.0, init=False)
+    # The keys with the first waiter of their queue, and the number of quick polls since the last poll of all keys.
+    _first: set[str] = field(default_factory=set, init=False)
+    _quick_polls: int = field(default=0, init=False)
     # The state of each lock when it was last read with free slots, and the number of polls since they are unused.
     _unused: dict[str, tuple[object, int]] = field(default_factory=dict, init=False)
     # The keys that the stream reported, the time up to which it reported all changes, and when to read each lock again
@@ -118,6 +124,7 @@ class Poller:
             _drop(self.waiters, removed.wants.key, removed)
             self._reported.pop(removed.wants.key, None)  # the waiters behind it move up
             if removed.wants.key not in self.waiters:
+                self._first.discard(removed.wants.key)
                 for each in (self._rounds, self._pause, self._tickets, self._behind, self._unused):
                     each.pop(removed.wants.key, None)
         else:
@@ -243,8 +250,14 @@ class Poller:
         """Sleep until there is something to read. Returns the keys, and whether to read consistently."""
         while True:
             self._pace = self.interval
+            quickly = self._polls_quickly()
+            pause = self.stretched(self._pace) / (_QUICK if quickly else 1)
             due = min(self._due.values(), default=math.inf) - self._now
-            now = yield Sleep(max(0.0, min(self.stretched(self._pace), due)))
+            now = yield Sleep(max(0.0, min(pause, due)))
+            self._quick_polls = (self._quick_polls + 1) % _QUICK if quickly else 0
+            if self._quick_polls and self._first:
+                self._now = now
+                return set(self._first), False
             watched = self.waiters.keys() | self.listeners.keys()
             # The death of a holder is no change that a stream could report.
             changed = self._changed | {key for key, at in self._due.items() if at <= now}
@@ -257,6 +270,14 @@ class Poller:
                 return self._near() | (changed & watched), bool(changed)
             if changed & watched:
                 return changed & watched, True
+
+    def _polls_quickly(self) -> bool:
+        """Whether to read the locks whose first waiter is here several times in an interval. The stream is faster."""
+        return (
+            0 < len(self._first) <= _MAX_QUICK
+            and self._pace >= _QUICK_FROM
+            and self._reported_until == -math.inf
+        )
 
     def ended(self, key: str, lease_id: str) -> None:
         """This process has ended a lease. Notify its listeners at once, and wake the first waiter here that has a place
@@ -289,6 +310,7 @@ class Poller:
             dead = self.observer.see(record, reply)
             left = free_slots(record, dead)
             self._pause[key] = _pause(record, queue, left)
+            (self._first.add if _has_first(record, queue) else self._first.discard)(key)
             leaves_to_first = self._leaves_to_first(key, record, left)
             if self._reported_until > -math.inf:
                 # Slots that stay free are no change that the stream could report.
@@ -327,8 +349,9 @@ class Poller:
         now = (record.token, record.queue_head, left)
         before, polls = self._unused.get(key, (None, 0))
         polls = polls + 1 if before == now and left > 0 else 0
-        self._unused[key] = (now, polls % _PATIENT)
-        return polls < _PATIENT
+        patient = _PATIENT * (_QUICK if key in self._first and self._polls_quickly() else 1)
+        self._unused[key] = (now, polls % patient)
+        return polls < patient
 
 
 def _may_be_next(place: str, needs: int, record: LockRecord, left: int) -> bool:
@@ -338,6 +361,16 @@ def _may_be_next(place: str, needs: int, record: LockRecord, left: int) -> bool:
     if class_of(place) > class_of(record.queue_head):
         return False
     return left >= max(0, ticket_of(place) - ticket_of(record.queue_head)) + needs
+
+
+def _has_first(record: LockRecord, queue: list[WaiterHandle]) -> bool:
+    """Whether one of these waiters is the first in the queue of the lock."""
+    head = record.queue_head
+    return head is not None and any(
+        (class_of(place), ticket_of(place)) <= (class_of(head), ticket_of(head))
+        for place in (each.wants.place for each in queue)
+        if place is not None
+    )
 
 
 def _pause(record: LockRecord, queue: list[WaiterHandle], left: int) -> int:
