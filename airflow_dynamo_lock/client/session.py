@@ -159,7 +159,6 @@ class ClientCore:
         if options.get("reentrant") and (again := self.reentrant.again(claims[0])) is not None:
             return again
         timeout = None if timeout is None else seconds("timeout", timeout, zero=True)
-        held = nesting.held(self, holding)
         begun = now = monotonic()
         while True:
             granted = yield from self.operations.acquiring.acquire_all(
@@ -170,7 +169,7 @@ class ClientCore:
                 undo=_owns_lease_id(options),
                 on_busy=on_busy,
                 on_position=on_position,
-                holding=held,
+                holding=nesting.held(self, holding),
             )
             lease = self._granted(key, granted, options)
             if lease.remaining() > 0:
@@ -178,10 +177,7 @@ class ClientCore:
             yield from self._release_late(lease, options)
             now = monotonic()
             if timeout is not None and now - begun >= timeout:
-                raise LockTimeoutError(
-                    f"DynamoDB has granted {name_of(lease)}, but its answer came after the lease's end, and after the "
-                    f"{timeout:g} s to wait for the lock: acquire it with a longer lease."
-                )
+                raise _granted_late(lease, timeout)
             claims = self.claims.of(key, options)
 
     def _release_late(self, lease: Lease | LeaseSet, options: ClaimOptions) -> Operation[None]:
@@ -355,6 +351,13 @@ class ClientCore:
             term.lose(outcome.describe())
         else:
             term.renewed(outcome.stamped_at, min(lease_ms, outcome.holder.lease_ms))
+
+
+def _granted_late(lease: Lease | LeaseSet, timeout: float) -> LockTimeoutError:
+    return LockTimeoutError(
+        f"DynamoDB has granted {name_of(lease)}, but its answer came after the lease's end, and after the "
+        f"{timeout:g} s to wait for the lock: acquire it with a longer lease."
+    )
 
 
 def _owns_lease_id(options: ClaimOptions) -> bool:
