@@ -489,7 +489,7 @@ MUTATIONS = {
     "head-cleared-by-grant": Mutation(
         "queue: a grant clears the head only if no ticket was taken meanwhile",
         _edited(view.head_update, ('f"{condition} AND {no_new_ticket}"', "condition")),
-        seed=59,
+        seed=83,
     ),
     "head-cleared-by-leaver": Mutation(
         "queue: a waiter that leaves clears the head only if no ticket was taken meanwhile",
@@ -686,7 +686,7 @@ MUTATIONS = {
             NativeFormat.renew,
             ('" AND #holders.#me.#lease_ms <= :lease_ms"', '""'),
         ),
-        seed=31,
+        seed=138,
     ),
     "old-stamp-kept": Mutation(
         "R3: a heartbeat without server time removes the old stamp",

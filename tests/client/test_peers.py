@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock import LockClient, LockError, LockLostError, LockTimeoutError, LockUnavailableError
+from airflow_dynamo_lock import (
+    LockClient,
+    LockDeadlockError,
+    LockError,
+    LockLostError,
+    LockTimeoutError,
+    LockUnavailableError,
+)
 from airflow_dynamo_lock.core.model.outcomes import Lost
 from deployments.clients import SLOW, TABLE
 from deployments.patience import PATIENCE, TooBusyError, on_time, wait_until
@@ -109,7 +116,10 @@ def test_4_a_timeout_of_zero_is_zero(client: LockClient, key: str) -> None:
 
 def test_4_one_who_waits_for_his_own_lock_is_told_that_it_is_his(make_client: MakeClient, key: str) -> None:
     client = make_client(owner="myself")
-    with client.lock(key), pytest.raises(LockTimeoutError, match="Locked by myself"):
+    with client.lock(key), pytest.raises(LockDeadlockError, match=r"because it holds .* itself"):
+        client.acquire(key, timeout=0.2, poll_interval=0.1)
+    client.acquire(key)
+    with pytest.raises(LockTimeoutError, match="Locked by myself"):
         client.acquire(key, timeout=0.2, poll_interval=0.1)
 
 

@@ -252,6 +252,17 @@ def test_with_a_stream_what_is_free_is_read_again_at_the_next_interval_until_it_
     assert poll.slept > 0
 
 
+def test_what_was_free_before_the_stream_reported_changes_is_read_again_after_an_interval() -> None:
+    poll = Poll()
+    poll.wait("one")
+    poll.now = 10.0
+    poll.once(lock(held=0))  # without a stream
+    poll.watch.reported_until(10.5)
+    poll.now = 11.0
+    poll.watch.reported_until(11.0)
+    assert keys_of(poll.once(lock(held=0))) == ["k"]
+
+
 def test_it_polls_more_often_than_once_a_second_if_a_waiter_asks_for_that() -> None:
     poll = Poll()
     poll.wait("one", poll_interval=0.25)
@@ -265,7 +276,6 @@ def test_what_is_known_of_a_lock_is_forgotten_with_its_last_waiter() -> None:
     watch = poll.watch
     watch.remove(one)
     assert "k" in watch._rounds
-    assert watch._due == {}, "without a stream, each poll reads it anyway"
     watch.remove(two)
     assert not any((watch._rounds, watch._pause, watch._tickets, watch._behind, watch._unused))
 

@@ -237,7 +237,7 @@ class Poller:
     def _read_soon(self, keys: set[str]) -> bool:
         """Read keys whose last change may have been missed: it was reported before they had waiters, or a read failed.
         False without a stream, since the next poll reads them anyway."""
-        if self._reported_until == -math.inf:
+        if not self._has_stream:
             return False
         self._changed |= keys
         return True
@@ -252,7 +252,7 @@ class Poller:
             self._pace = self.interval
             quickly = self._polls_quickly()
             pause = self.stretched(self._pace) / (_QUICK if quickly else 1)
-            due = min(self._due.values(), default=math.inf) - self._now
+            due = min(self._due.values() if self._has_stream else (), default=math.inf) - self._now
             now = yield Sleep(max(0.0, min(pause, due)))
             self._quick_polls = (self._quick_polls + 1) % _QUICK if quickly else 0
             if self._quick_polls and self._first:
@@ -260,8 +260,11 @@ class Poller:
                 return set(self._first), False
             watched = self.waiters.keys() | self.listeners.keys()
             # The death of a holder is no change that a stream could report.
-            changed = self._changed | {key for key, at in self._due.items() if at <= now}
-            self._due = {key: at for key, at in self._due.items() if at > now and key in self.waiters}
+            due_now = {key for key, at in self._due.items() if at <= now} if self._has_stream else set()
+            changed = self._changed | due_now
+            self._due = {
+                key: at for key, at in self._due.items() if key in self.waiters and key not in due_now
+            }
             self._changed, self._now = set(), now
             follows_stream = now - self._reported_until <= self._pace
             calm = max(self._pace, min(self._pace * _STREAM_SLOWDOWN, _STREAM_SLOWEST))
@@ -271,13 +274,14 @@ class Poller:
             if changed & watched:
                 return changed & watched, True
 
+    @property
+    def _has_stream(self) -> bool:
+        """Whether the stream reports changes, as far as the poller knows."""
+        return self._reported_until > -math.inf
+
     def _polls_quickly(self) -> bool:
         """Whether to read the locks whose first waiter is here several times in an interval. The stream is faster."""
-        return (
-            0 < len(self._first) <= _MAX_QUICK
-            and self._pace >= _QUICK_FROM
-            and self._reported_until == -math.inf
-        )
+        return 0 < len(self._first) <= _MAX_QUICK and self._pace >= _QUICK_FROM and not self._has_stream
 
     def ended(self, key: str, lease_id: str) -> None:
         """This process has ended a lease. Notify its listeners at once, and wake the first waiter here that has a place
@@ -312,9 +316,10 @@ class Poller:
             self._pause[key] = _pause(record, queue, left)
             (self._first.add if _has_first(record, queue) else self._first.discard)(key)
             leaves_to_first = self._leaves_to_first(key, record, left)
-            if self._reported_until > -math.inf:
-                # Slots that stay free are no change that the stream could report.
-                soon = self._now + self.interval if left > 0 and queue else math.inf
+            if queue:
+                # Slots that stay free are no change that the stream could report. Noted without a stream as well,
+                # because it may begin to report changes before the next poll.
+                soon = self._now + self.interval if left > 0 else math.inf
                 self._due[key] = min(soon, self.observer.next_death(record, reply))
             for waiter in queue:
                 place = waiter.wants.place
