@@ -116,9 +116,9 @@ def test_4_a_timeout_of_zero_is_zero(client: LockClient, key: str) -> None:
 
 def test_4_one_who_waits_for_his_own_lock_is_told_that_it_is_his(make_client: MakeClient, key: str) -> None:
     client = make_client(owner="myself")
-    with client.lock(key), pytest.raises(LockDeadlockError, match=r"because it holds .* itself"):
-        client.acquire(key, timeout=0.2, poll_interval=0.1)
-    client.acquire(key)
+    lease = client.acquire(key)
+    with pytest.raises(LockDeadlockError, match=r"because it holds .* itself"):
+        client.acquire(key, holding=[lease])
     with pytest.raises(LockTimeoutError, match="Locked by myself"):
         client.acquire(key, timeout=0.2, poll_interval=0.1)
 

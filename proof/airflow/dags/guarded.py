@@ -9,6 +9,7 @@ A run's conf contains the key of the lock, and optionally:
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import time
@@ -149,7 +150,7 @@ def meet() -> None:
     context: Any = get_current_context()
     conf = context["dag_run"].conf
     (FOLDER / f"{conf['together']}.{DEPLOYMENT}.{context['run_id']}.met").touch()
-    while len([*FOLDER.glob(f"{conf['together']}.*.met")]) < conf["of"]:
+    while len([*FOLDER.glob(f"{glob.escape(conf['together'])}.*.met")]) < conf["of"]:
         time.sleep(0.1)
 
 
