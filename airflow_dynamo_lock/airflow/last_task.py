@@ -8,13 +8,10 @@ the `release` task does it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 
-from airflow_dynamo_lock.airflow import task_states
+from airflow_dynamo_lock.airflow import lock_options, task_states
 from airflow_dynamo_lock.airflow.guard import active_guard
 from airflow_dynamo_lock.airflow.versions import XCom, runs_in_dag_test
 from airflow_dynamo_lock.core.model.lease import LeaseSet
@@ -24,18 +21,6 @@ from airflow_dynamo_lock.log import log
 RELEASED_KEY = "dynamo_lock_released"
 #: Log line of a `release` task that has nothing to do.
 LAST_TASK_RELEASED = "The process of the last guarded task has released the lock %s as it exited."
-# Maximum number of tasks in one request. Airflow sends their ids in a URL.
-_MAX_TASKS = 100
-
-
-def can_tell_states(task_ids: Sequence[str]) -> bool:
-    """Whether Airflow can be asked for the states of these tasks.
-
-    Its answer names the instance 1 of a mapped task ``a`` ``a_1``, which may be the name of another task.
-    """
-    return len(task_ids) <= _MAX_TASKS and not any(
-        re.fullmatch(re.escape(one) + r"_\d+", other) for one, other in permutations(task_ids, 2)
-    )
 
 
 @dataclass(frozen=True)
@@ -60,14 +45,8 @@ class ReleaseIfLast:
             if not task_states.have_ended(ti, self.task_ids, own_map_index_only=self.mapped):
                 return
             # Before the release, so that the `release` task can tell it from a loss of the lease.
-            XCom.set(
-                key=RELEASED_KEY,
-                value=guard.leases[0].lease_id,
-                dag_id=ti.dag_id,
-                run_id=ti.run_id,
-                task_id=self.acquire_task_id,
-                map_index=ti.map_index if self.mapped else -1,
-            )
+            where = lock_options.xcom_arguments(ti, self.acquire_task_id, RELEASED_KEY, mapped=self.mapped)
+            XCom.set(value=guard.leases[0].lease_id, **where)
         except Exception as failure:
             log.info("This task does not release the lock early, the release task will: %s", failure)
             return

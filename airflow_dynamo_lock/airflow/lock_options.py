@@ -168,17 +168,20 @@ def from_result(result: Any, acquire_task_id: str) -> LeaseSet:
     return LeaseSet(tuple(Lease.from_dict(value) for value in values))
 
 
-def xcom_arguments(ti: Any, task_id: str, key: str = "return_value") -> dict[str, Any]:
-    """The arguments of `XCom` for a task in the same run and map index.
+def xcom_arguments(
+    ti: Any, task_id: str, key: str = "return_value", *, mapped: bool = True
+) -> dict[str, Any]:
+    """The arguments of `XCom` for a task in the same run.
 
     :param key: key of the XCom; by default that of the task's result.
+    :param mapped: whether the task has the map index of `ti`; else it has none.
     """
     return {
         "key": key,
         "dag_id": ti.dag_id,
         "run_id": ti.run_id,
         "task_id": task_id,
-        "map_index": ti.map_index,
+        "map_index": ti.map_index if mapped else -1,
     }
 
 

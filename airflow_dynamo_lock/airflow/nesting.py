@@ -72,8 +72,8 @@ def held_in_triggerer(ti: Any, acquires: list[list[Any]]) -> list[Lease]:
     """
     leases: list[Lease] = []
     for task_id, mapped in acquires:
-        index = {} if mapped else {"map_index": -1}
-        leases += _leases(XCom.get_one(**lock_options.xcom_arguments(ti, task_id) | index), task_id)
+        result = XCom.get_one(**lock_options.xcom_arguments(ti, task_id, mapped=mapped))
+        leases += _leases(result, task_id)
     return leases
 
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from airflow_dynamo_lock.airflow import lock_options
+from airflow_dynamo_lock.airflow import lock_options, task_states
 from airflow_dynamo_lock.airflow.guard import EnterLease
-from airflow_dynamo_lock.airflow.last_task import ReleaseIfLast, can_tell_states
+from airflow_dynamo_lock.airflow.last_task import ReleaseIfLast
 from airflow_dynamo_lock.airflow.nesting import LockGroup
 from airflow_dynamo_lock.airflow.operators import (
     DynamoLockAcquireOperator,
@@ -168,7 +168,7 @@ class DynamoLock(LockGroup):
                 task.partial_kwargs["pre_execute"] = self._enter(mapped, pre_execute)
             else:
                 task._pre_execute_hook = self._enter(mapped, task._pre_execute_hook)
-        if can_tell_states(list(guarded)):
+        if task_states.can_tell_states(list(guarded)):
             release_if_last = ReleaseIfLast(self.acquire.task_id, tuple(guarded), mapped)
             for task in guarded.values():
                 # A callback would make Airflow start a worker for an empty task.

@@ -16,31 +16,43 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 from airflow_dynamo_lock.log import log
 
 #: Interval between requests while triggers wait for a change of state, in seconds.
 EVERY = 20.0
-# Maximum number of runs in one request. Airflow sends their ids in a URL.
-_RUNS_PER_REQUEST = 100
+# Maximum number of tasks, and of runs, in one request. Airflow sends their ids in a URL.
+_IDS_PER_REQUEST = 100
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+
+
+def can_tell_states(task_ids: Sequence[str]) -> bool:
+    """Whether `have_ended` can ask for the states of these tasks: not too many, and no name is that of an instance of
+    another one, as ``a_1`` beside ``a``."""
+    return len(task_ids) <= _IDS_PER_REQUEST and not any(
+        _is_instance(other, of=one) for one, other in permutations(task_ids, 2)
+    )
 
 
 def have_ended(ti: Any, task_ids: Sequence[str], *, own_map_index_only: bool) -> bool:
     """Ask Airflow, from a task's process, whether tasks of the same run have ended, with or without success.
 
     :param ti: the task instance of the process.
-    :param task_ids: ids of the tasks. None may be named like an instance of another one, as ``a_1`` beside ``a``.
+    :param task_ids: ids of the tasks, which `can_tell_states` has accepted.
     :param own_map_index_only: whether only the instances with the map index of `ti` count; else all do.
     :returns: False if Airflow does not know one of the tasks.
     """
     states = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(task_ids), run_ids=[ti.run_id])
     by_name: dict[str, str | None] = states.get(ti.run_id, {})
     for task_id in task_ids:
-        index = re.escape(f"_{ti.map_index}") if own_map_index_only else r"(_\d+)?"
-        name = re.compile(re.escape(task_id) + index)
-        found = [state for each, state in by_name.items() if name.fullmatch(each)]
+        own = _name_in_answer(task_id, ti.map_index if own_map_index_only else -1)
+        found = [
+            state
+            for name, state in by_name.items()
+            if name == own or (not own_map_index_only and _is_instance(name, of=task_id))
+        ]
         if not found or not _ENDED.issuperset(found):
             return False
     return True
@@ -148,8 +160,8 @@ async def _matching(queries: Collection[_Query]) -> list[_Query]:
         by_dag[query.ti.dag_id].append(query)
     matching = []
     for dag_id, of_dag in by_dag.items():
-        for start in range(0, len(of_dag), _RUNS_PER_REQUEST):
-            batch = of_dag[start : start + _RUNS_PER_REQUEST]
+        for start in range(0, len(of_dag), _IDS_PER_REQUEST):
+            batch = of_dag[start : start + _IDS_PER_REQUEST]
             request = comms.GetTaskStates(
                 dag_id=dag_id,
                 task_ids=sorted({query.task_id for query in batch}),
@@ -164,12 +176,18 @@ async def _matching(queries: Collection[_Query]) -> list[_Query]:
             matching += [
                 query
                 for query in batch
-                if query.condition(states.get(query.ti.run_id, {}).get(_name_in_answer(query)))
+                if query.condition(
+                    states.get(query.ti.run_id, {}).get(_name_in_answer(query.task_id, query.ti.map_index))
+                )
             ]
     return matching
 
 
-def _name_in_answer(query: _Query) -> str:
+def _name_in_answer(task_id: str, map_index: int) -> str:
     """The name by which Airflow's answer lists a task: its id, followed by the map index if it has one."""
-    map_index = query.ti.map_index
-    return query.task_id if map_index < 0 else f"{query.task_id}_{map_index}"
+    return task_id if map_index < 0 else f"{task_id}_{map_index}"
+
+
+def _is_instance(name: str, *, of: str) -> bool:
+    """Whether Airflow's answer may list an instance of the mapped task `of` by this name."""
+    return re.fullmatch(re.escape(of) + r"_\d+", name) is not None

@@ -17,7 +17,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow_dynamo_lock import DynamoLock, DynamoLockAcquireOperator, Lease, LockClient
 from airflow_dynamo_lock.airflow import task_states
 from airflow_dynamo_lock.airflow.guard import Guard
-from airflow_dynamo_lock.airflow.last_task import RELEASED_KEY, ReleaseIfLast, can_tell_states
+from airflow_dynamo_lock.airflow.last_task import RELEASED_KEY, ReleaseIfLast
 from airflow_dynamo_lock.airflow.operators import DynamoLockReleaseOperator
 from airflow_dynamo_lock.airflow.triggers import DynamoLockReleaseTrigger
 from deployments.patience import PATIENCE
@@ -360,8 +360,8 @@ def test_names_that_the_answer_cannot_tell_apart_leave_it_to_the_release_task() 
 
 
 def test_so_do_too_many_tasks() -> None:
-    assert can_tell_states([f"task{number}" for number in range(100)])
-    assert not can_tell_states([f"task{number}" for number in range(101)])
+    assert task_states.can_tell_states([f"task{number}" for number in range(100)])
+    assert not task_states.can_tell_states([f"task{number}" for number in range(101)])
 
 
 def test_an_acquire_operator_by_itself_has_no_last_task() -> None:
