@@ -363,7 +363,7 @@ def test_the_cycle_of_plain_locks_is_the_chain_that_leads_back(seed: int) -> Non
             at = waits_for[at]
         expected = {f"w{member}" for member in chain} if at == each else set()
         assert graph.suspects(f"w{each}") == expected
-        assert graph.proven(f"w{each}") == set(), "nobody has seen it"
+        assert graph.proven(f"w{each}") == set(), "no other waiter has noted it"
         if expected:
             members = graph.members(f"w{each}", expected)
             assert [member.owner for member in members] == [f"host{member}" for member in chain]

@@ -41,7 +41,7 @@ class Releasing:
                 lease_id,
                 lease.slots,
                 confirmed=True,
-                held=HoldTime(lease.acquired_at_ms, lease.usual_ms),
+                held=_held_so_far(lease),
                 leaving=process,
             )
             reply, maybe_applied = yield from self._write_again(removal)
@@ -151,7 +151,7 @@ class Releasing:
                     each.slots,
                     self.requests.stamp(),
                     confirmed=confirmed,
-                    held=HoldTime(each.acquired_at_ms, each.usual_ms),
+                    held=_held_so_far(each),
                 )
                 for each in leases
             ]
@@ -174,7 +174,7 @@ class Releasing:
                     lease.slots,
                     lease.grace_ms,
                     confirmed=confirmed,
-                    held=HoldTime(lease.acquired_at_ms, lease.usual_ms),
+                    held=_held_so_far(lease),
                 )
             except LockRecordError as damaged:
                 broken = damaged  # release the other leases first
@@ -184,6 +184,11 @@ class Releasing:
         if broken is not None:
             raise broken
         return outcomes
+
+
+def _held_so_far(lease: Lease) -> HoldTime:
+    """How long a lease has been held, and the mean, as its holder knows them."""
+    return HoldTime(lease.acquired_at_ms, lease.usual_ms)
 
 
 def _hold_time(record: LockRecord, holder: Holder) -> HoldTime | None:

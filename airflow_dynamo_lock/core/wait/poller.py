@@ -19,7 +19,7 @@ from airflow_dynamo_lock.core.model.errors import LockError, LockUnavailableErro
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.queue.view import QueueReader, queue_positions
 from airflow_dynamo_lock.core.table.format import Format
-from airflow_dynamo_lock.core.table.position import class_of, ticket_of
+from airflow_dynamo_lock.core.table.position import class_of, head_at, ticket_of
 from airflow_dynamo_lock.log import log
 
 # A lock is read only in every fourth poll if all its waiters are more than three tickets from the head.
@@ -372,9 +372,7 @@ def _has_first(record: LockRecord, queue: list[WaiterHandle]) -> bool:
     """Whether one of these waiters is the first in the queue of the lock."""
     head = record.queue_head
     return head is not None and any(
-        (class_of(place), ticket_of(place)) <= (class_of(head), ticket_of(head))
-        for place in (each.wants.place for each in queue)
-        if place is not None
+        each.wants.place is not None and head_at(each.wants.place) <= head_at(head) for each in queue
     )
 
 
