@@ -161,7 +161,8 @@ def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> st
         # The tests are copied too: in the repository, Python would import the repository's package instead of the copy.
         # The compiled files are copied with their times, so that only the mutant's module is compiled again.
         for copied in (PACKAGE, "deployments", "docs", "proof", "tests"):
-            shutil.copytree(ROOT / copied, Path(folder, copied))
+            # Without files that Python is writing: they are renamed before they are copied.
+            shutil.copytree(ROOT / copied, Path(folder, copied), ignore=shutil.ignore_patterns("*.pyc.*"))
         shutil.copy(ROOT / "pyproject.toml", folder)
         if mutant is not None:
             Path(folder, mutant.path.relative_to(ROOT)).write_text(mutant.source())

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from airflow.providers.amazon.aws.hooks.base_aws import AwsBaseHook
 from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk.exceptions import ErrorType
 from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import ErrorResponse, GetConnection
 
 from airflow_dynamo_lock import DynamoLockHook, LockAccessError, LockClient, LockValueError
 from airflow_dynamo_lock.airflow import hooks, sharing, triggers
@@ -57,7 +59,10 @@ class Airflow:
             task_states={"run": dict.fromkeys(getattr(question, "task_ids", ()), "deferred")}
         )
 
-    def send(self, _: Any) -> None: ...
+    def send(self, question: Any) -> ErrorResponse | None:
+        """Answer a request of the synchronous kind: there is no connection but those of the environment."""
+        is_connection = isinstance(question, GetConnection)
+        return ErrorResponse(error=ErrorType.CONNECTION_NOT_FOUND) if is_connection else None
 
 
 @pytest.fixture
