@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from proof.chaos.evidence import Attempt, Evidence, LeaseUse
 from proof.chaos.records import Held, Record
-from proof.chaos.settings import DEAD_WAITER_DELAY, LEASE, POLL, SKEW
+from proof.chaos.settings import DEAD_WAITER_DELAY, LEASE, PASSING_OVER, POLL, SKEW
+from proof.chaos.starvation import seconds_lost
 
 #: Seconds that a loaded machine may need in addition to the documented bound.
 SLACK = 4.0
@@ -131,10 +132,8 @@ def _describe_token(use: LeaseUse) -> str:
 def _progress(evidence: Evidence) -> Iterator[Violation]:
     for wait in waits(evidence):
         attempt = wait.attempt
-        # Two waiters ahead may have died, one after the other. On a semaphore, a waiter ahead may need more
-        # slots than this one, and wait for the end of one more lease.
-        others = 2 * DEAD_WAITER_DELAY + (LEASE + 2 * POLL if attempt.capacity > 1 else 0.0)
-        if wait.grantable > 2 * POLL + others + (_RECOVERY if wait.disturbed else 0.0) + SLACK:
+        lost = seconds_lost(evidence.lags, wait.begin, wait.end)
+        if wait.grantable > longest_wait(attempt) + (_RECOVERY if wait.disturbed else 0.0) + SLACK + lost:
             yield Violation(
                 "progress",
                 wait.end,
@@ -142,6 +141,15 @@ def _progress(evidence: Evidence) -> Iterator[Violation]:
                 f"undisturbed from {wait.begin:.3f} to {wait.end:.3f}, "
                 f"and enough slots were free or reclaimable for {wait.grantable:.1f} s",
             )
+
+
+def longest_wait(attempt: Attempt) -> float:
+    """Return the documented bound, in seconds, of the time for which an undisturbed waiter waits beside free slots."""
+    if attempt.capacity == 1:
+        return POLL + PASSING_OVER
+    # A waiter ahead may need more slots than this one, and wait for the end of one more lease. Two such waiters may
+    # have died, one after the other.
+    return 2 * POLL + 2 * DEAD_WAITER_DELAY + LEASE + 2 * POLL
 
 
 @dataclass(frozen=True)

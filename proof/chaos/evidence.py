@@ -25,8 +25,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from proof.chaos.exchanges import Exchange
 from proof.chaos.log import Event
 from proof.chaos.records import Record
+from proof.chaos.starvation import Lag
 
 # Events after which a process no longer counts on its lease.
 _ENDS = ("releasing", "handed_over", "leaving", "lost", "failed")
@@ -94,6 +96,8 @@ class Evidence:
     :ivar links: the link of each role.
     :ivar stderr: what the processes wrote to their standard error, by file name.
     :ivar failures: checks at the end of the run that have failed.
+    :ivar exchanges: the requests for the locks and their queues, in the order of the answers.
+    :ivar lags: when processes had to wait for a processor, and for how long.
     """
 
     engine: str
@@ -107,6 +111,8 @@ class Evidence:
     links: Mapping[str, str]
     stderr: Mapping[str, str] = field(default_factory=dict)
     failures: Sequence[str] = ()
+    exchanges: Sequence[Exchange] = ()
+    lags: Sequence[Lag] = ()
 
     @cached_property
     def deaths(self) -> dict[int, float]:
@@ -196,6 +202,7 @@ class Evidence:
         lines += [(incident.begin, {"incident": vars(incident)}) for incident in self.incidents]
         for history in self.histories.values():
             lines += [(record.at, {"record": asdict(record)}) for record in history]
+        lines += [(each.at, {"exchange": asdict(each)}) for each in self.exchanges]
         lines.sort(key=itemgetter(0))
         (folder / "all.jsonl").write_text(
             "".join(f"{json.dumps({'at': round(at, 3)} | line)}\n" for at, line in lines)

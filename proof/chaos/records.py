@@ -42,6 +42,7 @@ class Record:
     :ivar sent: when the proxy received the request, monotonic seconds.
     :ivar what: type of the write, e.g. ``acquire``.
     :ivar holders: the holders, by lease id.
+    :ivar head: the head of the queue; None if it is empty.
     """
 
     at: float
@@ -52,6 +53,7 @@ class Record:
     capacity: int
     available: int
     holders: Mapping[str, Held]
+    head: str | None = None
 
     @property
     def damaged(self) -> bool:
@@ -114,7 +116,8 @@ def _record(item: Mapping[str, Any], seen: Seen, sent: float, at: float) -> Reco
         for lease_id, each in plain["holders"].items()
     }
     token, capacity, available = (int(plain[name]) for name in ("token", "capacity", "available"))
-    return Record(at, sent, str(seen.key), seen.what, token, capacity, available, holders)
+    head = plain.get("queue_head")
+    return Record(at, sent, str(seen.key), seen.what, token, capacity, available, holders, head)
 
 
 def _plain(value: Mapping[str, Any]) -> Any:

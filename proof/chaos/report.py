@@ -8,18 +8,21 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from airflow_dynamo_lock.core.table.position import head_at
 from deployments.engines import MotoServer
 from proof.chaos.checker import Violation, violations, waits
 from proof.chaos.evidence import Attempt, Evidence, LeaseUse
 from proof.chaos.records import Held, Record
-from proof.chaos.settings import CAPACITIES, DEAD_WAITER_DELAY, GRACE, LEASE, POLL
+from proof.chaos.settings import CAPACITIES, GRACE, LEASE, PASSING_OVER, POLL
+from proof.chaos.starvation import seconds_lost
+from proof.chaos.story import story
 
 _IN_MEMORY = "(moto keeps its data in memory, so it is stopped and resumed, and never restarted)"
 # The waiter came after the holder's last heartbeat. The time counts from when it came.
 _LATE_WAITER = "holder dead before the waiter came"
 
-#: Documented bound of each kind of hand-over, in seconds. It applies if the next holder already waited, and
-#: no waiter ahead of it has died. It does not include the requests' round trips.
+#: Documented bound of each kind of hand-over to the first waiter, in seconds. It applies if that one already waited. It
+#: does not include the requests' round trips. To a waiter behind others, add `PASSING_OVER`.
 BOUNDS = {
     "released": POLL,
     "broken by hand": POLL,
@@ -34,18 +37,42 @@ BOUNDS = {
 }
 
 
+_BEHIND = ", to a waiter behind others"
+# Round trips of a hand-over, and the precision of its times, in seconds.
+_ROUND_TRIPS = 1.0
+
+
 @dataclass(frozen=True)
 class HandOver:
     """The time from the end of one holder to the grant of the next.
 
-    :ivar kind: how the first holder ended; a key of `BOUNDS`.
+    :ivar how: how the first holder ended; a key of `BOUNDS`.
+    :ivar begin: when it ended, monotonic seconds.
+    :ivar end: when the lock was granted.
+    :ivar behind: whether others were ahead of the next holder in the queue, dead or alive.
     :ivar undisturbed: whether the next holder already waited, and no incident affected it meanwhile.
         Otherwise no bound applies.
     """
 
-    kind: str
-    seconds: float
+    how: str
+    key: str
+    begin: float
+    end: float
+    behind: bool
     undisturbed: bool
+
+    @property
+    def kind(self) -> str:
+        return self.how + (_BEHIND if self.behind else "")
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def bound(self) -> float:
+        """The documented bound, in seconds."""
+        return BOUNDS[self.how] + (PASSING_OVER if self.behind else 0.0)
 
 
 @dataclass(frozen=True)
@@ -58,7 +85,8 @@ class Report:
     :ivar disasters: number of disasters of each kind.
     :ivar lost: number of leases whose loss a process noticed.
     :ivar longest_room: longest time for which an undisturbed waiter waited although the lock could have been
-        granted, in seconds.
+        granted, in seconds: for a plain lock, and for a semaphore.
+    :ivar starved: seconds for which a process had to wait for a processor.
     :ivar hand_overs: for each kind, the number of all and of undisturbed hand-overs, the median and the
         longest of the undisturbed ones, and the bound; in seconds.
     """
@@ -72,7 +100,8 @@ class Report:
     writes: int
     disasters: Mapping[str, int]
     lost: int
-    longest_room: float
+    longest_room: Mapping[str, float]
+    starved: float
     hand_overs: Mapping[str, Mapping[str, Any]]
     violations: Sequence[Violation]
 
@@ -81,8 +110,13 @@ def report(evidence: Evidence) -> Report:
     """Compute the figures of a run."""
     events = Counter(event.what for event in evidence.events)
     hand_overs: dict[str, list[HandOver]] = defaultdict(list)
-    for each in [*_after_release(evidence), *_after_death(evidence)]:
+    all_hand_overs = [*_after_release(evidence), *_after_death(evidence)]
+    for each in all_hand_overs:
         hand_overs[each.kind].append(each)
+    rooms = {"plain": 0.0, "semaphore": 0.0}
+    for wait in waits(evidence):
+        kind = "plain" if wait.attempt.capacity == 1 else "semaphore"
+        rooms[kind] = max(rooms[kind], round(wait.grantable, 2))
     return Report(
         engine=evidence.engine,
         chaos_seconds=round(evidence.calm - evidence.began, 1),
@@ -93,20 +127,38 @@ def report(evidence: Evidence) -> Report:
         writes=sum(len(history) for history in evidence.histories.values()),
         disasters=dict(sorted(Counter(incident.kind for incident in evidence.incidents).items())),
         lost=events["lost"],
-        longest_room=round(max((wait.grantable for wait in waits(evidence)), default=0.0), 2),
-        hand_overs={kind: _summary(kind, hand_overs[kind]) for kind in BOUNDS if kind in hand_overs},
-        violations=violations(evidence),
+        longest_room=rooms,
+        starved=round(seconds_lost(evidence.lags, evidence.began, evidence.ended), 1),
+        hand_overs={
+            kind: _summary(hand_overs[kind])
+            for how in BOUNDS
+            for kind in (how, how + _BEHIND)
+            if kind in hand_overs
+        },
+        violations=[*violations(evidence), *late(evidence, all_hand_overs)],
     )
 
 
-def _summary(kind: str, hand_overs: Sequence[HandOver]) -> dict[str, Any]:
+def late(evidence: Evidence, hand_overs: Sequence[HandOver]) -> Iterator[Violation]:
+    """Yield the undisturbed hand-overs that took longer than their bound and than lack of processors explains, each
+    with its whole story."""
+    for each in hand_overs:
+        lost = seconds_lost(evidence.lags, each.begin, each.end)
+        if each.undisturbed and each.seconds > each.bound + _ROUND_TRIPS + lost:
+            told = "\n      ".join(story(evidence, each.key, each.begin, each.end))
+            yield Violation(
+                "lateness", each.end, f"{each.kind}: {each.seconds:.2f} s, bound {each.bound:g} s: {told}"
+            )
+
+
+def _summary(hand_overs: Sequence[HandOver]) -> dict[str, Any]:
     undisturbed = [each.seconds for each in hand_overs if each.undisturbed]
     return {
         "count": len(hand_overs),
         "undisturbed": len(undisturbed),
         "median": round(median(undisturbed), 2) if undisturbed else None,
         "longest": round(max(undisturbed), 2) if undisturbed else None,
-        "bound": BOUNDS[kind],
+        "bound": round(hand_overs[0].bound, 2),
     }
 
 
@@ -142,9 +194,12 @@ def as_text(report: Report) -> str:
             f"{times[0]:>8}{times[1]:>9}{row['bound']:>7.2f}"
         )
     lines += [
-        f"    {'undisturbed wait although the lock could have been granted':<79}{report.longest_room:>9.2f}"
-        f"{DEAD_WAITER_DELAY + 2 * POLL:>7.2f}",
+        f"    {f'undisturbed wait for a {kind} that could have been granted':<79}{seconds:>9.2f}"
+        for kind, seconds in report.longest_room.items()
+    ]
+    lines += [
         "",
+        f"  a process waited for a processor for {report.starved:.1f} s in all",
         f"  violations: {len(report.violations)}",
     ]
     lines += [f"    {each.what} at {each.at:.3f}: {each.details}" for each in report.violations]
@@ -168,14 +223,27 @@ def _after_release(evidence: Evidence) -> Iterator[HandOver]:
             if gone is None or freed.holders or not granted.holders:
                 continue
             kind = "broken by hand" if gone in broken else "released"
-            yield HandOver(kind, granted.at - freed.at, _waited_undisturbed(evidence, granted, freed.at))
+            (lease_id,) = granted.holders
+            grant = next((use for use in evidence.uses if use.lease_id == lease_id), None)
+            yield HandOver(
+                kind,
+                key,
+                freed.at,
+                granted.at,
+                behind=_was_behind(evidence, key, lease_id, freed),
+                undisturbed=grant is not None and _undisturbed(evidence, grant, freed.at),
+            )
 
 
-def _waited_undisturbed(evidence: Evidence, granted: Record, since: float) -> bool:
-    """Return whether the record's holder waited undisturbed since then, and has received the grant."""
-    (lease_id,) = granted.holders
-    grant = next((use for use in evidence.uses if use.lease_id == lease_id), None)
-    return grant is not None and _undisturbed(evidence, grant, since)
+def _was_behind(evidence: Evidence, key: str, lease_id: str, record: Record | None) -> bool:
+    """Return whether others were ahead of a waiter in the queue, as a record shows it."""
+    places = [
+        each.place
+        for each in evidence.exchanges
+        if each.key == key and each.lease_id == lease_id and each.place is not None
+    ]
+    head = None if record is None else record.head
+    return bool(places) and head is not None and head_at(max(places)) > head_at(head)
 
 
 def _after_death(evidence: Evidence) -> Iterator[HandOver]:
@@ -194,7 +262,20 @@ def _after_death(evidence: Evidence) -> Iterator[HandOver]:
                 since, came = last_seen[lease_id].since, _attempt(evidence, grant).begin
                 if came > since:
                     kind, since = _LATE_WAITER, came
-                yield HandOver(kind, grant.begin - since, _undisturbed(evidence, grant, since))
+                history = evidence.histories[grant.key]
+                last = max(
+                    (each for each in history if each.at < grant.begin and each.token < grant.token),
+                    key=lambda each: each.at,
+                    default=None,
+                )
+                yield HandOver(
+                    kind,
+                    grant.key,
+                    since,
+                    grant.begin,
+                    behind=_was_behind(evidence, grant.key, grant.lease_id, last),
+                    undisturbed=_undisturbed(evidence, grant, since),
+                )
 
 
 def _cause_of_death(evidence: Evidence, last: Held, uses: Sequence[LeaseUse]) -> str:

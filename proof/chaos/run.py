@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -17,11 +18,12 @@ from airflow_dynamo_lock import LockError
 from airflow_dynamo_lock.client.clock import monotonic
 from deployments.clients import lock_client
 from deployments.engines import DynamoDBLocal, Engine
-from deployments.proxy import Proxy
-from proof.chaos import disasters, log
+from deployments.proxy import Proxy, Seen
+from proof.chaos import disasters, log, starvation
 from proof.chaos.actors import ProcessSetup
 from proof.chaos.disasters import Disaster
 from proof.chaos.evidence import Evidence, Incident
+from proof.chaos.exchanges import Exchanges
 from proof.chaos.forkserver import ForkServer
 from proof.chaos.groups import Group
 from proof.chaos.records import Records
@@ -64,6 +66,7 @@ class ChaosRun:
         self._incidents: list[Incident] = []
         self._failures: list[str] = []
         self._records = Records()
+        self._exchanges = Exchanges()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -77,9 +80,10 @@ class ChaosRun:
             links = {role.link for role in self._roles}
             links |= {f"{group}/{machine}" for group in GROUPS for machine in ("triggerer", "worker")}
             self._links = {
-                link: stack.enter_context(Proxy(self._engine.endpoint_url, self._records.on_answer))
+                link: stack.enter_context(Proxy(self._engine.endpoint_url, partial(self._on_answer, link)))
                 for link in sorted(links)
             }
+            self._lags = stack.enter_context(starvation.measured())
             self._forkserver = stack.enter_context(ForkServer())
             stack.callback(self._end)
             self._stack = stack.pop_all()
@@ -87,6 +91,10 @@ class ChaosRun:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _on_answer(self, link: str, seen: Seen, status: int, body: bytes) -> None:
+        self._records.on_answer(seen, status, body)
+        self._exchanges.on_answer(link, seen, status, body)
 
     def interrupt(self) -> None:
         """End the run: all threads stop soon, and start no more processes. `run` raises `InterruptedRun`."""
@@ -191,6 +199,8 @@ class ChaosRun:
             histories=self._records.histories(),
             stderr={path.name: path.read_text() for path in self._folder.glob("*.stderr")},
             failures=self._failures,
+            exchanges=self._exchanges.all,
+            lags=self._lags,
             links=self._link_of,
         )
 

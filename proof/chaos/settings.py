@@ -15,8 +15,11 @@ LEASE = 6.0
 GRACE = 3.0
 #: Longest interval between two polls of a waiting process (docs/protocol.md, R11), seconds.
 POLL = 1.25
-#: For how long a waiter that dies in the queue delays the waiters behind it (docs/protocol.md), seconds.
+#: For how long a dead waiter that needs more slots delays the waiters behind it (docs/protocol.md), seconds.
 DEAD_WAITER_DELAY = 21.0
+#: For how long a waiter ahead that does not take free slots delays the waiters behind it, seconds: two polls until
+#: these see the slots if they are far from the head, 2 s, and the pause between two quick polls.
+PASSING_OVER = 2 * POLL + 2.0 + POLL / 4
 #: The package's default `max_clock_skew`, plus the resolution of a `Date` header, seconds.
 SKEW = 11.0
 

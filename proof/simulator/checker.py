@@ -271,6 +271,7 @@ class Checker:
         self._check_old_holders(write)
         self._note_last_freed_at(write)
         self._check_grants(write)
+        self.queue.record_written(key, before, after)
         if not key.startswith(WAITING_PREFIX) and (violation := self.idle.written(key, before, after)):
             self.report(f"{violation} (invariant 4)")
         self._note_stamps(write)

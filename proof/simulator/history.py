@@ -19,6 +19,7 @@ from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import LockError
 from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.queue.unused import PATIENCE
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.wait.poller import _SELDOM
 from proof.simulator import guards, threads
@@ -41,6 +42,9 @@ _DEAD_WAITER_SECONDS, _DEAD_WAITER_POLLS = 30.0, 6
 # Seconds after the faults until no process pauses because of one, and until each notices that its stream is not the
 # table's.
 _SETTLED_AFTER, _STREAM_CHECKED_WITHIN = 10.0, 75.0
+
+# Name of the processes that acquire all slots of a lock during the recovery.
+_LAST = "last"
 
 _Client = AsyncLockClient | Threaded
 
@@ -190,7 +194,7 @@ class History:
         ends = 25.0 if races else rng.choice([15.0, 30.0, 60.0])
         if len(self.keys) == 1:  # a waiter for two locks leaves one idle while it waits for the other
             self.checker.idle.longest = 2 * self.longest_poll + _LONGEST_ATTEMPT
-            self.checker.idle.longest_if_behind = (_SELDOM + 2) * self.longest_poll + _LONGEST_ATTEMPT
+            self.checker.idle.longest_beside_dead = self._longest_patience + _LONGEST_ATTEMPT
         if self.calm:
             self.checker.idle.begins = 0.0
         else:
@@ -219,10 +223,12 @@ class History:
         replaced = bool(self.world.faults["stream replaced"])
         checker.idle.begins = begun + (_STREAM_CHECKED_WITHIN if replaced else _SETTLED_AFTER)
         world.log("The faults have ended.")
+        if world.seed % 4 == 1:
+            checker.idle.on_idle = self._kill_first
         if rng.random() < 0.3 or len(self.keys) > 1:
             for _ in range(rng.randint(1, 3)):
                 world.at(begun + rng.random(), None, self.start_impatient)
-        last_clients = {key: self.start_client(key, name="last") for key in self.keys}
+        last_clients = {key: self.start_client(key, name=_LAST) for key in self.keys}
         # A dead holder is seen at the next poll, observed for a whole lease on a slow clock, and reclaimed at
         # the poll after that. Waiters also wait for those ahead of them, until these are granted the lock or
         # proven dead.
@@ -258,10 +264,27 @@ class History:
             world.run(lambda: False, world.now + 100.0)
             for key, process in last_clients.items():
                 # A plain claim fails while the lock is in use as a semaphore.
-                granted = any(each.key == key and each.lease_id in process.ids for each in checker.grants)
+                granted = [
+                    each.confirmed
+                    for each in checker.grants
+                    if each.key == key and each.lease_id in process.ids
+                ]
                 if process.alive and granted:
-                    for left in checker.queue.dead_entries(key, process.name, checker.granted):
+                    for left in checker.queue.dead_entries(key, process.name, checker.granted, max(granted)):
                         checker.report(left)
+
+    def _kill_first(self, key: str) -> None:
+        """Kill the first waiter for a lock that has just become free, if it is a client."""
+        first = self.checker.queue.first(key)
+        for process in self.actors:
+            if process.name == first and not first.startswith(_LAST):
+                self.world.at(self.world.now, None, self.faults.kill, process)
+
+    @property
+    def _longest_patience(self) -> float:
+        """Longest time in seconds until a waiter passes over those ahead of it: it reads the lock, sees the slots
+        unused for long enough, and reads the lock again."""
+        return (_SELDOM + 1) * self.longest_poll + PATIENCE / (1 - self.world.assumptions.rates)
 
     @property
     def longest_poll(self) -> float:
@@ -352,7 +375,7 @@ class History:
         :param name: `last` for the client that acquires all slots during the recovery, once.
         """
         rng, process = self.world.random, self.process(name)
-        last = name == "last"
+        last = name == _LAST
         wanted: Any = key or rng.choice(self.keys)
         if not last and len(self.keys) > 1 and rng.random() < 0.6:
             wanted = rng.sample(self.keys, len(self.keys))  # a set, in random order

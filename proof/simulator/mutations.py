@@ -40,7 +40,7 @@ from airflow_dynamo_lock.core.model.errors import LockUnavailableError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 from airflow_dynamo_lock.core.model.outcomes import Renewed, StillHeld
 from airflow_dynamo_lock.core.model.record import Holder
-from airflow_dynamo_lock.core.queue import view
+from airflow_dynamo_lock.core.queue import unused, view
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
 from airflow_dynamo_lock.core.queue.view import QueueReader
 from airflow_dynamo_lock.core.table import expressions, grant_writes, lease_writes, position, version
@@ -357,14 +357,34 @@ MUTATIONS = {
     "dead-block-the-queue": Mutation(
         "queue: waiters skip dead waiters",
         _patched(QueueReader, "_living", _count_all_as_living),
+        seed=286,
+    ),
+    "unused-slots-left": Mutation(
+        "queue: waiters pass over one that leaves free slots unused",
+        _edited(view._is_passed, ("if record is None", "if True or record is None")),
+        seed=97,
+    ),
+    "passed-over-too-soon": Mutation(
+        "queue: waiters leave free slots to those ahead of them for a while",
+        _patched(unused, "PATIENCE", 0.5),
         seed=23,
+    ),
+    "set-passed-over": Mutation(
+        "queue: waiters do not pass over one that waits for another lock too",
+        _edited(view._is_passed, ("waiter.set_size > 1", "waiter.set_size > 999")),
+        seed=2,
+    ),
+    "writer-passed-over": Mutation(
+        "queue: readers do not pass over a writer that waits for other readers",
+        _edited(view._is_passed, ("(same_capacity and ", "(")),
+        test="tests/core/test_unused.py::test_a_writer_is_not_passed_over_while_there_are_readers",
     ),
     "gone-block-the-queue": Mutation(
         "queue: a waiter that stops waiting deletes its item",
         _patched(
             NativeFormat, "delete_entry", lambda self, key, place: _delete_entry(self, key, f"{place} or so")
         ),
-        seed=6,
+        seed=42,
     ),
     "tickets-taken-one-by-one": Mutation(
         "sets: a waiter for a set takes all its tickets in one transaction",
@@ -382,7 +402,7 @@ MUTATIONS = {
     "lost-acquire-is-busy": Mutation(
         "R5: an acquire whose answer was lost finds its own lease and continues the grant",
         _patched(NativeFormat, "reacquire", lambda self, claim, mine, stamp: self.acquire_idle(claim, stamp)),
-        seed=2,
+        seed=22,
     ),
     # -- found by a search for flaws in the protocol --------------------------------------------------------
     "reclaim-without-enough-slots": Mutation(
@@ -489,7 +509,7 @@ MUTATIONS = {
     "head-cleared-by-grant": Mutation(
         "queue: a grant clears the head only if no ticket was taken meanwhile",
         _edited(view.head_update, ('f"{condition} AND {no_new_ticket}"', "condition")),
-        seed=83,
+        seed=158,
     ),
     "head-cleared-by-leaver": Mutation(
         "queue: a waiter that leaves clears the head only if no ticket was taken meanwhile",
@@ -499,7 +519,7 @@ MUTATIONS = {
     "dead-never-discarded": Mutation(
         "queue: the items of dead waiters are deleted",
         _edited(WaitQueue.discard, ("in places", "in ()")),
-        seed=159,
+        test="tests/core/test_queue.py::test_the_entries_of_the_dead_are_removed_by_those_who_see_them",
     ),
     "tickets-from-one": Mutation(
         "queue: the first ticket starts from the time",
@@ -569,7 +589,7 @@ MUTATIONS = {
     "changed-key-read-stale": Mutation(
         "R11: the read of a changed key is consistent",
         _edited(Poller._next, ("return changed & watched, True", "return changed & watched, False")),
-        seed=759,
+        test="tests/core/test_streams.py::test_what_changed_is_read_at_once_and_consistently_and_nothing_else",
     ),
     "free-slots-forgotten": Mutation(
         "R11: beside a stream, a lock that was seen to be free is read again after one interval",
@@ -810,7 +830,7 @@ MUTATIONS = {
     "thread-sleeps-in-one-piece": Mutation(
         "R4: a thread that waits for its next heartbeat notices a suspend",
         _edited(KeepAlive._sleep, ("for piece in pieces(seconds, since):", "for piece in [seconds]:")),
-        seed=424,
+        seed=449,
     ),
     "request-waits-in-one-piece": Mutation(
         "R4: a thread that waits for an answer notices a suspend",

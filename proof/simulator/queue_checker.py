@@ -24,8 +24,13 @@ from proof.simulator.world import BEGIN, Process, World
 _SURELY_ALIVE, _SURELY_ALIVE_WITH_SKEW = 7.0, 12.0
 # Seconds after the end of the faults from which on each live process shows that its waiters are alive.
 _RECOVERED_AFTER = 30.0
+# Seconds after a waiter's last heartbeat from which on every process counts it as dead.
+_SURELY_DEAD = 40.0
 # Seconds before a grant: the head may pass a waiter that became visible later.
 _RECENT = 4.0
+# Seconds of true time for which a waiter leaves free slots to those ahead of it, at least; and by how much earlier than
+# after its last heartbeat and its whole lease a holder may count as dead, by its stamp and by a fast clock.
+_PATIENCE, _DEAD_EARLIER = 1.9, 3.0
 # Seconds after which a waiter that stopped waiting may no longer count as alive.
 _DEAD_AFTER = 90.0
 
@@ -92,6 +97,10 @@ class QueueChecker:
     _changed: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     # By key and actor.
     _own_entries: dict[tuple[str, str], _OwnEntry] = field(default_factory=dict)
+    # By key: the free slots since the last grant, with the time from which on so many were free; and by key and lease
+    # id, the version of a holder and when it was written.
+    _free: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    _beats: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
 
     # -- what happens ---------------------------------------------------------------------------------------
 
@@ -151,6 +160,16 @@ class QueueChecker:
                 at = min(at, int(stamped["renewed_at"]["N"]) / 1000 - BEGIN)
         self._heartbeats[key, entry].append((self.world.now, at + self._surely_alive))
 
+    def record_written(self, key: str, before: Item | None, after: Item) -> None:
+        """Record a write of a lock record: its free slots, and the heartbeats of its holders."""
+        if before is None or before["token"] != after["token"]:
+            self._free[key] = []
+        self._free.setdefault(key, []).append((self.world.now, int(after["available"]["N"])))
+        for lease_id, holder in after["holders"]["M"].items():
+            version = holder["M"]["version"]["S"]
+            if self._beats.get((key, lease_id), ("", 0.0))[0] != version:
+                self._beats[key, lease_id] = version, self.world.now
+
     # -- what is checked with each write; each method returns what is wrong, or None ------------------------
 
     def overtaken(
@@ -202,6 +221,8 @@ class QueueChecker:
             actor not in self.waiting
             # The head passed its position between its ticket and its item. It is the next.
             or entry.removeprefix(WAITER_ENTRY) < before["queue_head"]["S"]
+            # It has left free slots unused for too long.
+            or self._left_unused(key, item, before, read)
             # It holds the lock already, and is about to dequeue.
             or item["lease_id"]["S"] in before["holders"]["M"]
             # Its item was written after the read.
@@ -210,6 +231,32 @@ class QueueChecker:
             or self._gave_up(process, at, actor)
             or not self._alive_since(key, entry, item, read)
         )
+
+    def _left_unused(self, key: str, item: Item, before: Item, read: float) -> bool:
+        """Whether the waiter could have taken slots for so long before that read that others may pass over it."""
+        if "set_size" in item or "capacity" not in before:
+            return False
+        since, holders = read - _PATIENCE, before["holders"]["M"]
+        free = self._free.get(key, [])
+        then = [slots for at, slots in free if at <= since]
+        dead = [holder for name, holder in holders.items() if self._may_be_dead(key, name, holder, since)]
+        in_time = then or (dead and free and free[0][0] <= since)
+        if not in_time:
+            return False
+        # The most: a capacity that was set meanwhile, for a moment, need not have been seen.
+        unused = min(max(then, default=0), int(before["available"]["N"]))
+        unused += sum(int(holder["M"]["slots"]["N"]) for holder in dead)
+        slots, capacity = int(item["slots"]["N"]), int(before["capacity"]["N"])
+        same = compatible(capacity, int(item["capacity"]["N"]))
+        idle = len(dead) == len(holders)
+        return unused > 0 and ((same and slots <= unused) or (idle and unused >= min(slots, capacity)))
+
+    def _may_be_dead(self, key: str, lease_id: str, holder: Mapping[str, Any], at: float) -> bool:
+        """Whether any process may have counted a holder as dead at that time."""
+        _, beat = self._beats.get((key, lease_id), ("", NEVER))
+        if "renewed_at" in holder["M"]:
+            beat = min(beat, int(holder["M"]["renewed_at"]["N"]) / 1000 - BEGIN)
+        return at >= beat + int(holder["M"]["lease_ms"]["N"]) / 1050 - _DEAD_EARLIER - self.apart
 
     def _passed_by_head(self, key: str, lease_id: str, before: Item, after: Item, read: float) -> str | None:
         """Return a living waiter that the grant moved the head past, or None.
@@ -291,6 +338,18 @@ class QueueChecker:
             and all(self._lives(about_of(item)["actor"]) for _, item in waiters)
         )
 
+    def first(self, key: str) -> str | None:
+        """Return the first actor in a queue; None if it is empty."""
+        actors = [about_of(item)["actor"] for _, item in self._waiters(key)]
+        return next((each for each in actors if each in self.waiting), None)
+
+    def has_waited_since(self, key: str, since: float) -> bool:
+        """Whether somebody has waited for the lock since then, in a process that runs, whoever is ahead."""
+        return any(
+            self._enqueued[at] < since and self._lives(about_of(item)["actor"])
+            for at, item in self._waiters(key)
+        )
+
     def ticket(self, key: str, lease_id: str) -> int:
         """Return the ticket of a waiter; 0 if it has no entry."""
         entries = [entry for (of, entry), each in self._lease_id.items() if (of, each) == (key, lease_id)]
@@ -305,10 +364,13 @@ class QueueChecker:
 
     # -- what is checked at the end; each method yields what is wrong ---------------------------------------
 
-    def dead_entries(self, key: str, actor: str, granted: Mapping[ItemKey, Any]) -> Iterator[str]:
+    def dead_entries(
+        self, key: str, actor: str, granted: Mapping[ItemKey, Any], granted_at: float
+    ) -> Iterator[str]:
         """Yield dead entries ahead of an actor, which had to remove them before it was granted the lock.
 
         :param granted: leases that were granted. The actor need not have read their entries.
+        :param granted_at: when the actor was granted the lock. It passed over those that had not been dead for long.
         """
         own = self._own_entries.get((key, actor), _NO_ENTRY).entry
         for (_, entry), item in self._waiters(key):
@@ -316,6 +378,7 @@ class QueueChecker:
                 (key, item["lease_id"]["S"]) not in granted
                 and entry < own
                 and self._enqueued[key, entry] < self.began_waiting[actor]
+                and self._last_heartbeat(key, entry, item) < granted_at - _SURELY_DEAD
             ):
                 yield f"{actor} did not remove {entry} of {about_of(item)['actor']} from the queue of {key}"
 
@@ -344,6 +407,12 @@ class QueueChecker:
             for at, item in self.items.items()
             if at[0] == key and at[1].startswith(WAITER_ENTRY) and "lease_id" in item
         )
+
+    def _last_heartbeat(self, key: str, entry: str, item: Item) -> float:
+        """When the waiter or its process last showed that it is alive."""
+        process = item["process"]["S"] if "process" in item else ""
+        heartbeats = [*self._heartbeats[key, entry], *self._heartbeats.get((process, LOCK_ENTRY), ())]
+        return max((visible for visible, _ in heartbeats), default=-NEVER)
 
     def _alive_since(self, key: str, entry: str, item: Item, since: float) -> bool:
         """Whether the waiter has counted as alive since then, by the clock of any server."""

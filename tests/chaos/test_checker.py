@@ -15,9 +15,11 @@ from proof.chaos.checker import violations
 from proof.chaos.evidence import Evidence, Incident
 from proof.chaos.log import Event
 from proof.chaos.records import Held, Record, Records
-from proof.chaos.settings import DEAD_WAITER_DELAY
+from proof.chaos.settings import PASSING_OVER, POLL
 
 LEASE = 10.0
+#: Longest time, in seconds, for which a waiter waits beside free slots.
+WAIT = POLL + PASSING_OVER
 
 
 def event(at: float, process: int, what: str, **more: Any) -> Event:
@@ -156,25 +158,25 @@ def test_grants_that_cross_have_no_order() -> None:
 
 def test_a_free_lock_that_a_waiter_does_not_get_is_found() -> None:
     free = [record(0, 1)]
-    assert found([requested(10, 1), granted(14 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=free) == []
-    assert found([requested(10, 1), granted(19 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=free) == ["progress"]
+    assert found([requested(10, 1), granted(WAIT + 13, 1, 2)], records=free) == []
+    assert found([requested(10, 1), granted(WAIT + 15, 1, 2)], records=free) == ["progress"]
     assert found([requested(10, 1)], records=free) == ["progress"], "the waiter never gets the lock"
 
 
 def test_a_dead_holder_that_nobody_succeeds_is_found() -> None:
     dead = [record(0, 1, ("dead", 0.0))]
-    assert found([requested(-5, 1), granted(14 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=dead) == []
-    assert found([requested(-5, 1), granted(19 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=dead) == ["progress"]
-    assert found([requested(5, 1), granted(19 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=dead) == [], (
+    assert found([requested(-5, 1), granted(WAIT + 13, 1, 2)], records=dead) == []
+    assert found([requested(-5, 1), granted(WAIT + 15, 1, 2)], records=dead) == ["progress"]
+    assert found([requested(5, 1), granted(WAIT + 15, 1, 2)], records=dead) == [], (
         "it came after the last heartbeat, and must observe for a whole lease"
     )
     alive = [record(at, 1, ("dead", at)) for at in (0.0, 3.0, 6.0, 9.0)]
-    assert found([requested(-5, 1), granted(19 + 2 * DEAD_WAITER_DELAY, 1, 2)], records=alive) == []
+    assert found([requested(-5, 1), granted(WAIT + 15, 1, 2)], records=alive) == []
 
 
 def test_a_waiter_to_whom_something_happens_has_to_watch_anew() -> None:
     dead = [record(0, 1, ("dead", 0.0))]
-    waits = [requested(-5, 1), granted(20 + 2 * DEAD_WAITER_DELAY, 1, 2)]
+    waits = [requested(-5, 1), granted(WAIT + 16, 1, 2)]
     assert found(waits, records=dead, incidents=[Incident("connection reset", 6, 7, link="link 1")]) == []
     assert found(waits, records=dead, incidents=[Incident("connection reset", 6, 7, everywhere=True)]) == []
     assert found(waits, records=dead, incidents=[Incident("SIGSTOP", 6, 7, process=1)]) == []

@@ -164,8 +164,8 @@ def test_a_waiter_may_be_next_if_there_is_room_for_all_before_it(
 @pytest.mark.parametrize(
     ("places", "head", "free", "polls"),
     [
-        ([SIXTH], FIRST, 0, 4),
-        ([SIXTH], head_after(FIRST), 0, 4),
+        ([SIXTH], FIRST, 0, 2),
+        ([SIXTH], head_after(FIRST), 0, 2),
         ([SIXTH], THIRD, 0, 1),  # near the head
         ([SIXTH, THIRD], FIRST, 0, 1),
         ([SIXTH], FIRST, 1, 1),  # something is free
@@ -184,12 +184,27 @@ def test_a_lock_is_read_in_each_poll_unless_all_who_wait_for_it_here_are_far_fro
     assert _pause(a_queue(head), tickets, free) == polls
 
 
-def test_those_behind_leave_what_is_free_to_the_first_for_a_few_polls_only() -> None:
-    watch = a_watch(lambda: 0.0)
-    free, taken = a_queue(FIRST, 1), a_queue(FIRST)
-    assert [watch._leaves_to_first("k", taken, 0) for _ in range(5)] == [True] * 5
-    assert [watch._leaves_to_first("k", free, 1) for _ in range(5)] == [True, True, False, True, False]
-    assert watch._leaves_to_first("k", a_queue(THIRD, 1), 1), "somebody has taken a slot"
+def test_those_behind_leave_what_is_free_to_the_first_for_two_seconds() -> None:
+    poll = Poll()
+    poll.wait("third", place=THIRD)
+    free = {**lock(held=1, capacity=2), "queue_head": encode(FIRST)}
+    told_at = []
+    for _ in range(20):
+        poll.told.clear()
+        poll.once(free)
+        if poll.told:
+            told_at.append(poll.now)
+        poll.now += poll.slept
+    assert told_at == [2.0, 4.0]
+
+
+def test_those_behind_leave_what_is_free_to_the_first_for_longer_after_each_grant() -> None:
+    poll = Poll()
+    poll.wait("third", place=THIRD)
+    for token in range(20):
+        poll.once({**lock(held=1, capacity=2), "queue_head": encode(FIRST), "token": encode(token // 6)})
+        poll.now += poll.slept
+    assert poll.told == []
 
 
 def test_a_ticket_is_for_one_place_in_one_queue() -> None:
@@ -277,7 +292,7 @@ def test_what_is_known_of_a_lock_is_forgotten_with_its_last_waiter() -> None:
     watch.remove(one)
     assert "k" in watch._rounds
     watch.remove(two)
-    assert not any((watch._rounds, watch._pause, watch._tickets, watch._behind, watch._unused))
+    assert not any((watch._rounds, watch._pause, watch._tickets, watch._behind))
 
 
 def keys_of(requests: list[Request]) -> list[str]:
@@ -344,17 +359,26 @@ def test_a_waiter_with_a_short_interval_or_a_stream_does_not_read_more_often() -
     assert poll.slept == 1.0
 
 
-def test_free_slots_are_left_to_those_before_for_as_long_where_reads_are_quick() -> None:
-    """For two intervals, because the first one here proves nothing of those between."""
+def test_a_lock_whose_free_slots_are_not_taken_is_read_four_times_in_an_interval() -> None:
     poll = Poll()
-    poll.wait("first", place=FIRST)
-    poll.wait("third", place=THIRD)
-    free = {**lock(held=1, capacity=4), "queue_head": encode(FIRST)}
-    for _ in range(8):
-        poll.once(free)
-    assert set(poll.told) == {"first"}
+    third = poll.wait("third", place=THIRD)
+    free = {**lock(held=1, capacity=2), "queue_head": encode(FIRST)}
     poll.once(free)
-    assert poll.told[-2:] == ["first", "third"]
+    assert poll.slept == 0.25
+    poll.once({**lock(held=2, capacity=2), "queue_head": encode(FIRST)})
+    assert poll.slept == 1.0
+    poll.watch.remove(third)
+    poll.wait("outside the queue")
+    poll.once(free)
+    assert poll.slept == 1.0
+
+
+def test_the_lock_of_a_first_waiter_with_a_long_interval_is_read_every_second() -> None:
+    poll = Poll()
+    poll.wait("first", place=FIRST, poll_interval=10.0)
+    for _ in range(11):
+        poll.once(queued("k", FIRST))
+        assert poll.slept == 1.0
 
 
 # -- what it reads --------------------------------------------------------------------------------------------------

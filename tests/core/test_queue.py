@@ -209,6 +209,25 @@ def test_the_dead_are_passed_over(world: World) -> None:
     assert woken(two) is not None
 
 
+def test_the_entries_of_the_dead_are_removed_by_those_who_see_them(world: World) -> None:
+    holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
+    holder.take(lease_ms=3_600_000)
+    waiting(dead)
+    world.now += 60.0
+    two = waiting(second)
+    holder.release()
+    assert woken(two) is not None
+    assert entries(world) == 1
+    run_a_while(second, second.presence.maintain(), 7.0)
+    assert entries(world) == 0
+
+
+def entries(world: World) -> int:
+    """How many waiters have an entry, dead or alive."""
+    host = Host(world, "reader")
+    return len(host.run(host.queue.reader.entries(KEY, None)))
+
+
 def test_without_server_time_the_dead_are_passed_over_after_they_were_watched(world: World) -> None:
     world.dates = False
     holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))

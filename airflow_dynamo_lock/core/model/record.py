@@ -202,6 +202,7 @@ class Waiter:
     :ivar version: changes whenever the waiter writes its entry.
     :ivar renewed_at_ms: time of the last write of the entry in *server* time, epoch milliseconds; None if unknown.
     :ivar about: details of the waiter (in Airflow: DAG, run, task, try).
+    :ivar set_size: number of locks that it waits for together.
     :ivar expected_wait_ms: about how much longer it waits, milliseconds, if leases are held for as long as usual; None
         if unknown.
     """
@@ -219,6 +220,7 @@ class Waiter:
     version: str
     renewed_at_ms: int | None
     about: Mapping[str, str] = field(default_factory=dict)
+    set_size: int = 1
     expected_wait_ms: int | None = field(default=None, compare=False)  # changes with the time
 
     @property

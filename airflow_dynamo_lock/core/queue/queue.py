@@ -108,7 +108,9 @@ class WaitQueue:
         else:
             stamp, tickets = yield from self._take_together(claims, seconds)
         return [
-            self._waiter(each, tickets[each.key], stamp, timeout) for each in claims if tickets.get(each.key)
+            self._waiter(each, tickets[each.key], stamp, timeout, len(claims))
+            for each in claims
+            if tickets.get(each.key)
         ]
 
     def _take_one(
@@ -156,7 +158,9 @@ class WaitQueue:
             yield Sleep(_PAUSE * 2**attempt)
         return stamp, {}
 
-    def _waiter(self, claim: Claim, ticket: int, stamp: Stamp, timeout: float | None) -> Waiter:
+    def _waiter(
+        self, claim: Claim, ticket: int, stamp: Stamp, timeout: float | None, set_size: int
+    ) -> Waiter:
         return Waiter(
             key=claim.key,
             place=place_of(claim.priority, ticket, stamp.version),
@@ -171,6 +175,7 @@ class WaitQueue:
             version=stamp.version,
             renewed_at_ms=stamp.server_ms,
             about=dict(claim.about) | ({"attempt_of": claim.attempt_of} if claim.attempt_of else {}),
+            set_size=set_size,
         )
 
     def enqueue(self, waiters: Sequence[Waiter], seconds: float | None) -> Operation[None]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import dropwhile
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep, Stamp, with_timeout
 from airflow_dynamo_lock.core.liveness import Observer
-from airflow_dynamo_lock.core.model.capacity import effective_capacity
+from airflow_dynamo_lock.core.model.capacity import effective_capacity, free_slots
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.kind import compatible
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, QueuePosition, Waiter
 from airflow_dynamo_lock.core.queue.estimate import with_expected_waits
+from airflow_dynamo_lock.core.queue.unused import UnusedSlots
 from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, Format, HeadUpdate
 from airflow_dynamo_lock.core.table.position import class_of, head_after, ticket_of
@@ -38,7 +41,8 @@ class View:
 
     :ivar record: the lock; None if it has no record.
     :ivar reply: the response that delivered the record.
-    :ivar ahead: living waiters that go first. Further ones may be missing if these leave no capacity for the claim.
+    :ivar ahead: living waiters that go first, without those that the claim may pass over. Further ones may be missing
+        if these leave no capacity for the claim.
     :ivar turn: what a grant requires of the head of the queue, and how it changes the head.
     :ivar enqueued: the claim's own entry exists.
     :ivar dead: places of dead waiters.
@@ -77,11 +81,13 @@ class QueueReader:
     """Reads the queues of one table.
 
     :ivar own: the entries of this process, whose waiters count as alive.
+    :ivar unused: how long free slots have been unused.
     """
 
     format: Format
     observer: Observer
     own: OwnEntries
+    unused: UnusedSlots = field(default_factory=UnusedSlots)
     # The time of the last complete read of a queue, and its entries; None while the read is in progress.
     _read: dict[str, tuple[float, list[Waiter] | None]] = field(default_factory=dict)
 
@@ -93,14 +99,20 @@ class QueueReader:
         """
         record: LockRecord | None = None
         ahead: list[Waiter] = []
+        first_in_order: list[Waiter] = []
         dead: list[str] = []
         enqueued, following = mine is None, None
         first: Reply | None = None
+        unused, idle = 0, False
         cursor: Mapping[str, Any] | None = None
         while True:
             reply: Reply = yield with_timeout(self.format.read_queue(claim.key, _PAGE, cursor), seconds)
             if first is None:
                 first, record = reply, self.format.lock_in(reply)
+                if record is not None:
+                    dead_holders = self.observer.see(record, reply)
+                    unused = self.unused.see(record, free_slots(record, dead_holders), reply)
+                    idle = len(dead_holders) == len(record.holders)
             before = []
             for waiter in self.format.waiters(reply.output):
                 if mine is not None and waiter.place >= mine.place:
@@ -112,13 +124,19 @@ class QueueReader:
             alive = {each.place for each in living}
             dead += [each.place for each in before if each.place not in alive]
             ahead += [each for each in living if not claim.supersedes(each)]
+            first_in_order = list(dropwhile(partial(_is_passed, record, unused, idle=idle), ahead))
             cursor = reply.output.get("LastEvaluatedKey")
-            if not cursor or following is not None or not _fits_behind(claim, ahead, record):
+            if not cursor or following is not None or not _fits_behind(claim, first_in_order, record):
                 break
         if not following and cursor is not None:
             enqueued = True  # unknown, because the queue was not read to its end
         return View(
-            record, first, tuple(ahead), head_update(record, mine, ahead, following), enqueued, tuple(dead)
+            record,
+            first,
+            tuple(first_in_order),
+            head_update(record, mine, ahead, following),
+            enqueued,
+            tuple(dead),
         )
 
     def waiters(self, key: str, seconds: float | None = None) -> Operation[list[Waiter]]:
@@ -225,6 +243,7 @@ class QueueReader:
     def forget_old_reads(self, now: float) -> None:
         """Drop the reads that are too old to be used."""
         self._read = {key: read for key, read in self._read.items() if now - read[0] < _RECENT}
+        self.unused.forget_old(now)
 
 
 def entry_id(waiter: Waiter) -> EntryId:
@@ -257,6 +276,21 @@ def on_change(call: Callable[[QueuePosition], None]) -> Callable[[QueuePosition]
             call(position)
 
     return call_if_new
+
+
+def _is_passed(record: LockRecord | None, unused: int, waiter: Waiter, *, idle: bool) -> bool:
+    """Whether waiters behind this one may pass over it: it could have taken slots, and has left them unused. A waiter
+    for several locks may have to wait for another one of them.
+
+    :param unused: slots that have been unused for a while.
+    :param idle: the lock has no living holder, so it can have any capacity.
+    """
+    if record is None or not unused or waiter.set_size > 1:
+        return False
+    same_capacity = record.capacity == effective_capacity(waiter.capacity, record)
+    return (same_capacity and waiter.slots <= unused) or (
+        idle and unused >= min(waiter.slots, record.capacity)
+    )
 
 
 def _fits_behind(claim: Claim, ahead: list[Waiter], record: LockRecord | None) -> bool:

@@ -100,6 +100,7 @@ def waiter_values(waiter: Waiter) -> dict[str, Any]:
         "process": waiter.process,
         "renewed_at": waiter.renewed_at_ms,
         "about": dict(waiter.about),
+        "set_size": waiter.set_size if waiter.set_size > 1 else None,
     }
     return values | {name: value for name, value in optional.items() if value}
 
@@ -184,6 +185,7 @@ def read_waiter(item: Mapping[str, Any], table: str) -> Waiter:
         version=_typed(values, "version", str),
         renewed_at_ms=optional["renewed_at"],
         about=_typed(values, "about", dict) if "about" in values else {},
+        set_size=_whole(values, "set_size", 2, MAX_SLOTS) if "set_size" in values else 1,
     )
 
 

@@ -1,8 +1,8 @@
 """R11 (shared poller): all waiters of one process and table share one poller.
 
 The poller reads the keys of all waiters, 100 per request. It wakes waiters in the order of their queue, and no more of
-them than the lock has free slots. It reads a lock more often if a waiter here is the first in its queue, and less often
-if all waiters here are far from the head.
+them than the lock has free slots. It reads a lock more often if a waiter here is the first in its queue, or if its free
+slots are not taken, and less often if all waiters here are far from the head.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.core.table.position import class_of, head_at, ticket_of
 from airflow_dynamo_lock.log import log
 
-# A lock is read only in every fourth poll if all its waiters are more than three tickets from the head.
-_NEAR, _SELDOM = 3, 4
-# While the first waiter of a queue is here, the lock is read this many times in an interval of at least this many
-# seconds, unless the process has more such locks than this.
+# A lock is read only in every second poll if all its waiters are more than three tickets from the head.
+_NEAR, _SELDOM = 3, 2
+# While the first waiter of a queue is here, or free slots are not taken, the lock is read at least this many times in
+# an interval of at least this many seconds, and at least once a second, unless the process has more such locks than
+# this.
 _QUICK, _QUICK_FROM, _MAX_QUICK = 4, 1.0, 25
-# Number of polls for which waiters leave free slots to the first ones in the queue, which may be dead.
-_PATIENT = 2
 # While the table's stream reports changes, the poller reads all keys at this multiple of its interval, and at least
 # every so many seconds, in case the stream lost something.
 _STREAM_SLOWDOWN = 10
@@ -94,11 +93,9 @@ class Poller:
     # considered reading them again.
     _behind: dict[str, float] = field(default_factory=dict, init=False)
     _reread_at: float = field(default=0.0, init=False)
-    # The keys with the first waiter of their queue, and the number of quick polls since the last poll of all keys.
-    _first: set[str] = field(default_factory=set, init=False)
+    # The keys that are read more often, and the number of quick polls since the last poll of all keys.
+    _quick: set[str] = field(default_factory=set, init=False)
     _quick_polls: int = field(default=0, init=False)
-    # The state of each lock when it was last read with free slots, and the number of polls since they are unused.
-    _unused: dict[str, tuple[object, int]] = field(default_factory=dict, init=False)
     # The keys that the stream reported, the time up to which it reported all changes, and when to read each lock again
     # because a holder may have died.
     _changed: set[str] = field(default_factory=set, init=False)
@@ -124,8 +121,8 @@ class Poller:
             _drop(self.waiters, removed.wants.key, removed)
             self._reported.pop(removed.wants.key, None)  # the waiters behind it move up
             if removed.wants.key not in self.waiters:
-                self._first.discard(removed.wants.key)
-                for each in (self._rounds, self._pause, self._tickets, self._behind, self._unused):
+                self._quick.discard(removed.wants.key)
+                for each in (self._rounds, self._pause, self._tickets, self._behind):
                     each.pop(removed.wants.key, None)
         else:
             _drop(self.listeners, removed.key, removed)
@@ -250,14 +247,14 @@ class Poller:
         """Sleep until there is something to read. Returns the keys, and whether to read consistently."""
         while True:
             self._pace = self.interval
-            quickly = self._polls_quickly()
-            pause = self.stretched(self._pace) / (_QUICK if quickly else 1)
+            polls = self._polls_per_interval()
+            pause = self.stretched(self._pace) / polls
             due = min(self._due.values() if self._has_stream else (), default=math.inf) - self._now
             now = yield Sleep(max(0.0, min(pause, due)))
-            self._quick_polls = (self._quick_polls + 1) % _QUICK if quickly else 0
-            if self._quick_polls and self._first:
+            self._quick_polls = (self._quick_polls + 1) % polls
+            if self._quick_polls and self._quick:
                 self._now = now
-                return set(self._first), False
+                return set(self._quick), False
             watched = self.waiters.keys() | self.listeners.keys()
             # The death of a holder is no change that a stream could report.
             due_now = {key for key, at in self._due.items() if at <= now} if self._has_stream else set()
@@ -279,9 +276,10 @@ class Poller:
         """Whether the stream reports changes, as far as the poller knows."""
         return self._reported_until > -math.inf
 
-    def _polls_quickly(self) -> bool:
-        """Whether to read the locks whose first waiter is here several times in an interval. The stream is faster."""
-        return 0 < len(self._first) <= _MAX_QUICK and self._pace >= _QUICK_FROM and not self._has_stream
+    def _polls_per_interval(self) -> int:
+        """How often to read the locks in `_quick` in an interval. The stream is faster."""
+        quickly = 0 < len(self._quick) <= _MAX_QUICK and self._pace >= _QUICK_FROM and not self._has_stream
+        return max(_QUICK, math.ceil(self._pace)) if quickly else 1
 
     def ended(self, key: str, lease_id: str) -> None:
         """This process has ended a lease. Notify its listeners at once, and wake the first waiter here that has a place
@@ -314,8 +312,10 @@ class Poller:
             dead = self.observer.see(record, reply)
             left = free_slots(record, dead)
             self._pause[key] = _pause(record, queue, left)
-            (self._first.add if _has_first(record, queue) else self._first.discard)(key)
-            leaves_to_first = self._leaves_to_first(key, record, left)
+            untaken = left > 0 and any(each.wants.place is not None for each in queue)
+            (self._quick.add if untaken or _has_first(record, queue) else self._quick.discard)(key)
+            unused = self.reader.unused.see(record, left, reply)
+            leaves_to_first = not (unused and self.reader.unused.claims(key, self._now))
             if queue:
                 # Slots that stay free are no change that the stream could report. Noted without a stream as well,
                 # because it may begin to report changes before the next poll.
@@ -347,16 +347,6 @@ class Poller:
                 taken = taken or wants.takes
             elif wants.place is not None:
                 break  # no waiter overtakes it
-
-    def _leaves_to_first(self, key: str, record: LockRecord, left: int) -> bool:
-        """Whether waiters still leave free slots to those before them. If the slots stay free for a few polls, they
-        check which of those are alive."""
-        now = (record.token, record.queue_head, left)
-        before, polls = self._unused.get(key, (None, 0))
-        polls = polls + 1 if before == now and left > 0 else 0
-        patient = _PATIENT * (_QUICK if key in self._first and self._polls_quickly() else 1)
-        self._unused[key] = (now, polls % patient)
-        return polls < patient
 
 
 def _may_be_next(place: str, needs: int, record: LockRecord, left: int) -> bool:

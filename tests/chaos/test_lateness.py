@@ -1,0 +1,160 @@
+"""The report finds hand-overs that are late, tells their story, and excuses those that lacked a processor."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from deployments.proxy import Seen
+from proof.chaos import starvation
+from proof.chaos.evidence import Evidence, Incident
+from proof.chaos.exchanges import Exchange, Exchanges
+from proof.chaos.log import Event
+from proof.chaos.records import Held, Record
+from proof.chaos.report import report
+
+FIRST, SECOND = "0999/000000000000007/x", "0999/000000000000008/y"
+
+
+def a_record(at: float, token: int, holder: str | None, head: str | None) -> Record:
+    holders = {} if holder is None else {holder: Held(holder, 1, 6.0, f"v{at}", False, at)}
+    return Record(at, at, "mutex", "write", token, 1, 1 - len(holders), holders, head)
+
+
+def a_run(
+    granted_at: float,
+    *,
+    place: str = FIRST,
+    lags: list[starvation.Lag] | None = None,
+    incidents: list[Incident] | None = None,
+) -> Evidence:
+    """A lock that was released at 20, while a process waited for it, and that was granted to this at some time."""
+    request = {"use": "1", "key": "mutex", "slots": 1, "capacity": 1}
+    lease = {"key": "mutex", "lease_id": "b", "token": 2, "slots": 1, "capacity": 1, "lease_ms": 6000}
+    grant = {"use": "1", "lease": lease, "until": granted_at + 5, "reclaimed": []}
+    return Evidence(
+        engine="none",
+        began=0,
+        calm=100,
+        ended=100,
+        dated=False,
+        events=[
+            Event(15, "p1", 1, "requested", request),
+            Event(granted_at, "p1", 1, "granted", grant),
+        ],
+        incidents=incidents or [],
+        histories={
+            "mutex": [
+                a_record(10, 1, "a", None),
+                a_record(16, 1, "a", FIRST),
+                a_record(20, 1, None, FIRST),
+                a_record(granted_at, 2, "b", None),
+            ]
+        },
+        links={"p1": "link 1"},
+        exchanges=[
+            Exchange(16, 15.9, "link 1", "mutex", "PutItem", "applied", place, "p1", "b"),
+            Exchange(20.5, 20.4, "link 1", "mutex", "reads", "1 free"),
+        ],
+        lags=lags or [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "place", "found"),
+    [
+        (2.0, FIRST, []),
+        (2.5, FIRST, ["lateness"]),
+        (6.5, SECOND, []),  # it has passed over the first one
+        (7.5, SECOND, ["lateness"]),
+    ],
+)
+def test_a_hand_over_that_takes_longer_than_documented_is_a_violation(
+    seconds: float, place: str, found: list[str]
+) -> None:
+    violations = report(a_run(20 + seconds, place=place)).violations
+    assert [each.what for each in violations] == found
+
+
+def test_the_story_tells_who_waited_who_looked_and_what_was_answered() -> None:
+    (late,) = report(a_run(24, incidents=[Incident("SIGSTOP", 21, 22, process=9)])).violations
+    for told in (
+        "released: 4.00 s, bound 1.25 s",
+        f"in the queue: p1 ({FIRST})",
+        "0.500  link 1: reads, sent 0.400: 1 free",
+        "1.000  SIGSTOP begins for process 9",
+        "4.000  process 1, p1: granted",
+    ):
+        assert told in late.details
+
+
+def test_who_lacked_a_processor_is_excused() -> None:
+    assert report(a_run(24, lags=[(22, 1.0), (23, 0.9)])).violations == []
+    assert report(a_run(24, lags=[(22, 1.0)])).violations != []
+    assert report(a_run(24, lags=[(19, 5.0), (40, 5.0)])).violations != [], "at another time"
+
+
+def test_one_to_whom_something_happened_is_excused() -> None:
+    assert report(a_run(24, incidents=[Incident("SIGSTOP", 21, 22, process=1)])).violations == []
+
+
+def test_a_thread_that_wakes_up_late_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 0.05, 0.10, 1.15, 1.2])
+    end = threading.Event()
+
+    def now() -> float:
+        at = next(times, None)
+        if at is None:
+            end.set()
+            return 1.25
+        return at
+
+    monkeypatch.setattr(starvation, "monotonic", now)
+    with starvation.measured() as lags:
+        assert end.wait(60)
+    assert [(at, round(late, 3)) for at, late in lags] == [(1.15, 1.0)]
+    assert starvation.seconds_lost(lags, 1.0, 1.1) == pytest.approx(1.0)
+    assert starvation.seconds_lost(lags, 1.2, 2.0) == 0
+
+
+def answered(action: str, params: dict[str, Any], status: int, output: dict[str, Any]) -> list[Exchange]:
+    exchanges = Exchanges()
+    seen = Seen(action, action, params.get("Key", {}).get("key", {}).get("S"), 0.0, params)
+    exchanges.on_answer("link", seen, status, json.dumps(output).encode())
+    return exchanges.all
+
+
+def test_an_exchange_tells_what_was_shown() -> None:
+    holder = {"owner": {"S": "me"}}
+    lock = {
+        "key": {"S": "mutex"},
+        "holders": {"M": {"a": {"M": holder}}},
+        "available": {"N": "0"},
+        "token": {"N": "7"},
+        "queue_head": {"S": "0999/1"},
+    }
+    shown = "0 free, token 7, held by ['me'], head 0999/1"
+    waiter = {
+        "key": {"S": "mutex"},
+        "entry": {"S": f"waiter/{FIRST}"},
+        "owner": {"S": "you"},
+        "lease_id": {"S": "b"},
+    }
+    keys = [{"key": {"S": key}} for key in ("mutex", "groups", "waiting:x")]
+
+    read = answered(
+        "BatchGetItem", {"RequestItems": {"t": {"Keys": keys}}}, 200, {"Responses": {"t": [lock]}}
+    )
+    assert [(each.key, each.answer) for each in read] == [("mutex", shown), ("groups", "nothing, status 200")]
+    query = {"ExpressionAttributeValues": {":key": {"S": "mutex"}}}
+    (looked,) = answered("Query", query, 200, {"Items": [lock, waiter]})
+    assert looked.answer == f"{shown}; queue: you"
+    refusal = {"__type": "com.amazonaws#ConditionalCheckFailedException", "Item": lock}
+    (refused,) = answered("UpdateItem", {"Key": {"key": {"S": "mutex"}}}, 400, refusal)
+    assert refused.answer == f"ConditionalCheckFailedException: {shown}"
+    (put,) = answered("PutItem", {"Item": waiter}, 200, {})
+    assert (put.place, put.owner, put.lease_id, put.answer) == (FIRST, "you", "b", "applied")
+    assert answered("UpdateItem", {"Key": {"key": {"S": "waiting:x"}}}, 200, {}) == []

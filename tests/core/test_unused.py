@@ -1,0 +1,177 @@
+"""Free slots that waiters leave to those ahead of them: for how long, and who may be passed over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock.core.effects import Reply
+from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.queue.unused import PATIENCE, UnusedSlots
+from proof.simulator.stepped import KEY, Host, Paused, World
+from tests.core.test_queue import until_waiting, waiting, woken
+
+
+def a_record(token: int = 1) -> LockRecord:
+    return LockRecord("k", 9, 9, {}, token)
+
+
+def a_reply(at: float, took: float = 0.0) -> Reply:
+    return Reply({}, sent_at=at - took, received_at=at)
+
+
+# -- the time -------------------------------------------------------------------------------------------------------
+
+
+def test_slots_are_unused_once_they_were_free_for_two_seconds() -> None:
+    unused = UnusedSlots()
+    assert unused.see(a_record(), 1, a_reply(10.0)) == 0
+    assert unused.see(a_record(), 1, a_reply(11.9)) == 0
+    assert unused.see(a_record(), 1, a_reply(12.0)) == 1
+
+
+def test_the_time_counts_from_an_answer_to_a_request() -> None:
+    unused = UnusedSlots()
+    unused.see(a_record(), 1, a_reply(10.0, took=5.0))
+    assert unused.see(a_record(), 1, a_reply(12.0, took=0.1)) == 0
+    assert unused.see(a_record(), 1, a_reply(12.1, took=0.1)) == 1
+
+
+def test_slots_that_were_freed_later_are_not_unused_yet() -> None:
+    unused = UnusedSlots()
+    for at, free, expected in [(0.0, 2, 0), (1.0, 5, 0), (2.0, 5, 2), (2.5, 4, 2), (3.0, 6, 4), (5.0, 6, 6)]:
+        assert unused.see(a_record(), free, a_reply(at)) == expected, at
+
+
+@pytest.mark.parametrize(("token", "free"), [(2, 1), (1, 0), (1, -1)])
+def test_the_time_begins_anew_when_slots_were_granted(token: int, free: int) -> None:
+    unused = UnusedSlots()
+    unused.see(a_record(), 1, a_reply(0.0))
+    assert unused.see(a_record(token), free, a_reply(3.0)) == 0
+    assert unused.see(a_record(token), 1, a_reply(4.9)) == 0
+
+
+def test_waiters_claim_unused_slots_once_in_two_seconds() -> None:
+    unused = UnusedSlots()
+    assert not unused.claims("k", 0.0)
+    unused.see(a_record(), 1, a_reply(0.0))
+    assert [unused.claims("k", at) for at in (0.0, 1.9, 2.0, 3.9, 4.1)] == [True, False, True, False, True]
+    unused.see(a_record(), 1, a_reply(4.2))
+    assert not unused.claims("k", 4.2), "it is the same time of being free"
+
+
+def test_a_lock_that_is_not_read_any_more_is_forgotten() -> None:
+    unused = UnusedSlots()
+    unused.see(a_record(), 1, a_reply(0.0))
+    unused.forget_old(119.0)
+    assert unused.see(a_record(), 1, a_reply(119.0)) == 1
+    unused.forget_old(240.0)
+    assert unused.see(a_record(), 1, a_reply(240.0)) == 0
+
+
+# -- who is passed over ---------------------------------------------------------------------------------------------
+
+
+def behind(
+    world: World, *, release: dict[str, Any], ahead: list[dict[str, Any]], **claim: Any
+) -> Paused[Any]:
+    """A waiter whose lock was released, and that has waited for those ahead of it for long enough."""
+    holder = Host(world, "holder")
+    holder.take(**release)
+    for number, wants in enumerate(ahead):
+        waiting(Host(world, f"ahead {number}"), **wants)
+    last = waiting(Host(world, "behind"), **claim)
+    holder.release(**({"slots": release["slots"]} if "slots" in release else {}))
+    assert woken(last) is None, "those ahead may come yet"
+    world.now += PATIENCE + 0.5
+    return last
+
+
+@pytest.mark.parametrize("ahead", [[{}], [{}, {}, {}], [{"capacity": SHARED}], [{}] * 60])
+def test_a_free_lock_is_not_left_for_longer_to_those_who_do_not_take_it(
+    world: World, ahead: list[dict[str, Any]]
+) -> None:
+    last = behind(world, release={}, ahead=ahead)
+    assert woken(last) is not None
+    assert world.record().queue_head is not None, "those ahead are still waiting"
+
+
+def test_a_free_lock_is_not_left_to_one_who_would_use_it_as_a_semaphore(world: World) -> None:
+    holder = Host(world, "holder")
+    holder.take()
+    waiting(Host(world, "dead"))
+    holder.release()
+    waiting(Host(world, "semaphore"), capacity=5, slots=3)
+    last = waiting(Host(world, "behind"))
+    assert woken(last) is None
+    world.now += PATIENCE + 0.5
+    assert woken(last) is not None
+
+
+def test_those_who_were_passed_over_are_next(world: World) -> None:
+    holder, slow, quick, third = (Host(world, name) for name in ("holder", "slow", "quick", "third"))
+    holder.take()
+    first, second, last = waiting(slow), waiting(quick), waiting(third)
+    holder.release()
+    assert woken(second) is None
+    world.now += PATIENCE + 0.5
+    assert woken(second) is not None
+    quick.release()
+    assert woken(last) is None
+    assert woken(first) is not None
+
+
+def test_a_waiter_for_several_locks_is_not_passed_over(world: World) -> None:
+    """The lock is free, and it waits for the other one."""
+    for name, key in (("holder", KEY), ("other", "another")):
+        Host(world, name).take(key=key)
+    both = Host(world, "both")
+    claims = [both.claim(key=KEY), both.claim(key="another")]
+    until_waiting(
+        both.start(
+            both.operations.acquiring.acquire_all(
+                claims, now=both.now(), timeout=None, poll_interval=1.0, undo=True
+            )
+        )
+    )
+    last = waiting(Host(world, "behind"))
+    Host(world, "holder").release()
+    for _ in range(3):
+        assert woken(last) is None
+        world.now += PATIENCE + 0.5
+
+
+def test_one_who_wants_more_slots_than_are_unused_is_not_passed_over(world: World) -> None:
+    one, two = Host(world, "one"), Host(world, "two")
+    one.take(capacity=2)
+    two.take(capacity=2)
+    waiting(Host(world, "big"), slots=2, capacity=2)
+    small = waiting(Host(world, "small"), capacity=2)
+    one.release()
+    for _ in range(3):
+        assert woken(small) is None
+        world.now += PATIENCE + 0.5
+
+
+def test_a_writer_is_not_passed_over_while_there_are_readers(world: World) -> None:
+    reader = Host(world, "reader")
+    reader.take(capacity=SHARED)
+    waiting(Host(world, "writer"))
+    late = waiting(Host(world, "late reader"), capacity=SHARED)
+    for _ in range(3):
+        assert woken(late) is None
+        world.now += PATIENCE + 0.5
+
+
+def test_slots_of_a_semaphore_are_not_left_to_one_who_does_not_take_them(world: World) -> None:
+    one, two = Host(world, "one"), Host(world, "two")
+    one.take(capacity=2)
+    two.take(capacity=2)
+    waiting(Host(world, "dead"), capacity=2)
+    last = waiting(Host(world, "behind"), capacity=2)
+    one.release()
+    assert woken(last) is None
+    world.now += PATIENCE + 0.5
+    assert woken(last) is not None
