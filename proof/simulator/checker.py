@@ -220,7 +220,9 @@ class Checker:
         """Record that a process was killed."""
         self.world.log("is dead", process)
         self.killed_at[process] = self.world.now
-        self.queue.waiting.discard(process.name)
+        if process.name in self.queue.waiting:
+            self.queue.waiting.discard(process.name)
+            self.queue.stopped_waiting[process.name] = self.world.now
         for use in self.uses:
             if use.process is process:
                 use.end = min(use.end, self.world.now)

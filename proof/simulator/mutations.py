@@ -369,6 +369,12 @@ MUTATIONS = {
         _patched(unused, "PATIENCE", 0.5),
         seed=23,
     ),
+    "passed-over-late": Mutation(
+        "queue: a grant that passes over waiters requires that no slot was granted since the lock was read",
+        _patched(view, "_while_unused", lambda turn, record: turn),
+        test="tests/core/test_unused.py"
+        "::test_a_late_write_passes_over_nobody_if_the_lock_was_granted_meanwhile",
+    ),
     "set-passed-over": Mutation(
         "queue: waiters do not pass over one that waits for another lock too",
         _edited(view._is_passed, ("waiter.set_size > 1", "waiter.set_size > 999")),

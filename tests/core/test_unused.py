@@ -123,6 +123,21 @@ def test_those_who_were_passed_over_are_next(world: World) -> None:
     assert woken(first) is not None
 
 
+def test_a_late_write_passes_over_nobody_if_the_lock_was_granted_meanwhile(world: World) -> None:
+    holder, slow, quick = (Host(world, name) for name in ("holder", "slow", "quick"))
+    holder.take()
+    first, second = waiting(slow), waiting(quick)
+    holder.release()
+    assert woken(second) is None
+    world.now += PATIENCE + 0.5
+    second.step().until("UpdateItem")  # its write is on its way
+    assert Host(world, "unfair").take(fair=False)
+    Host(world, "unfair").release()
+    until_waiting(second)
+    assert second.effect is not None, "it waits again"
+    assert woken(first) is not None
+
+
 def test_a_waiter_for_several_locks_is_not_passed_over(world: World) -> None:
     """The lock is free, and it waits for the other one."""
     for name, key in (("holder", KEY), ("other", "another")):

@@ -130,14 +130,10 @@ class QueueReader:
                 break
         if not following and cursor is not None:
             enqueued = True  # unknown, because the queue was not read to its end
-        return View(
-            record,
-            first,
-            tuple(first_in_order),
-            head_update(record, mine, ahead, following),
-            enqueued,
-            tuple(dead),
-        )
+        turn = head_update(record, mine, ahead, following)
+        if record is not None and len(first_in_order) < len(ahead):
+            turn = _while_unused(turn, record)
+        return View(record, first, tuple(first_in_order), turn, enqueued, tuple(dead))
 
     def waiters(self, key: str, seconds: float | None = None) -> Operation[list[Waiter]]:
         """The waiters of the lock in their order, with their expected waits, without those known to be dead.
@@ -291,6 +287,13 @@ def _is_passed(record: LockRecord | None, unused: int, waiter: Waiter, *, idle: 
     return (same_capacity and waiter.slots <= unused) or (
         idle and unused >= min(waiter.slots, record.capacity)
     )
+
+
+def _while_unused(turn: HeadUpdate, record: LockRecord) -> HeadUpdate:
+    """What a grant requires that passes over waiters: also that nobody was granted a slot since the lock was read. Its
+    write may arrive late, when those ahead are waiting for slots again."""
+    condition = f"{turn.condition} AND #token = :unused_since"
+    return replace(turn, condition=condition, values={**turn.values, ":unused_since": record.token})
 
 
 def _fits_behind(claim: Claim, ahead: list[Waiter], record: LockRecord | None) -> bool:
