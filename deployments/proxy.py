@@ -231,7 +231,11 @@ class _Connection(BaseHTTPRequestHandler):
             super().finish()
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client was killed while it sent the request
+            self.close_connection = True
+            return
         seen = _seen(self.headers.get("X-Amz-Target", ""), json.loads(body))
         # Without a matching rule, the default rule forwards the request at once.
         rule = self.server.proxy.note(seen) or Rule(lambda _: True)

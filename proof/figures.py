@@ -88,7 +88,7 @@ def chaos(report: Mapping[str, Any]) -> str:
     violations = sum(len(each["violations"]) for each in engines)
     waited = {
         kind: " and ".join(f"{each['longest_room'][kind]:.1f} s on {each['engine']}" for each in engines)
-        for kind in ("plain", "semaphore")
+        for kind in ("plain lock", "semaphore")
     }
     return (
         f"**Measured**: {minutes} minutes on both engines at once (`make chaos SEED={report['seed']}`), with a lease "
@@ -98,7 +98,7 @@ def chaos(report: Mapping[str, Any]) -> str:
         "the next holder: median,\nlongest (number).\n\n"
         + as_markdown(("end of the previous holder", *heads[1:], "bound"), hand_overs, numbers=True)
         + "\nLongest time that an undisturbed waiter waited although it could have been granted the lock: for a plain\n"
-        + f"lock, {waited['plain']}; for a semaphore, {waited['semaphore']}.\n"
+        + f"lock, {waited['plain lock']}; for a semaphore, {waited['semaphore']}.\n"
     )
 
 

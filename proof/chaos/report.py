@@ -113,9 +113,9 @@ def report(evidence: Evidence) -> Report:
     all_hand_overs = [*_after_release(evidence), *_after_death(evidence)]
     for each in all_hand_overs:
         hand_overs[each.kind].append(each)
-    rooms = {"plain": 0.0, "semaphore": 0.0}
+    rooms = {"plain lock": 0.0, "semaphore": 0.0}
     for wait in waits(evidence):
-        kind = "plain" if wait.attempt.capacity == 1 else "semaphore"
+        kind = "plain lock" if wait.attempt.capacity == 1 else "semaphore"
         rooms[kind] = max(rooms[kind], round(wait.grantable, 2))
     return Report(
         engine=evidence.engine,
