@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -147,6 +149,32 @@ def test_a_writer_clears_130_dead_readers_within_the_bound(
     assert record
     assert set(record.holders) == {lease.lease_id}
     assert took < LEASE + 2 * POLL + SLACK
+
+
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+def test_a_free_lock_is_taken_whatever_became_of_the_first_in_its_queue(
+    start_child: StartChild,
+    client: LockClient,
+    elsewhere: LockClient,
+    key: str,
+    ending: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    holder = elsewhere.acquire(key, lease=60)
+    first = start_child()
+    first.tell("acquire", key=key)
+    first.hear("waiting")
+    queued = threading.Event()
+    with ThreadPoolExecutor() as threads:
+        second = threads.submit(client.acquire, key, timeout=PATIENCE, on_position=lambda _: queued.set())
+        assert queued.wait(PATIENCE)
+        getattr(first, ending)()
+        elsewhere.release(holder)
+        released = time.monotonic()
+        second.result()
+        took = time.monotonic() - released
+    record_property("taken_after_seconds", round(took, 2))
+    assert 1.5 < took < 5.0 + SLACK
 
 
 @pytest.mark.proof
