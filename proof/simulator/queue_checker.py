@@ -162,9 +162,16 @@ class QueueChecker:
 
     def record_written(self, key: str, before: Item | None, after: Item) -> None:
         """Record a write of a lock record: its free slots, and the heartbeats of its holders."""
+        free = self._free.setdefault(key, [])
+        since = self.world.now
         if before is None or before["token"] != after["token"]:
-            self._free[key] = []
-        self._free.setdefault(key, []).append((self.world.now, int(after["available"]["N"])))
+            free.clear()
+        else:
+            # Slots that were released by a holder that counted as dead have been unused since it did.
+            gone = before["holders"]["M"].keys() - after["holders"]["M"].keys()
+            deaths = [self._may_be_dead_at(key, name, before["holders"]["M"][name]) for name in gone]
+            since = min([since, *(max(at, free[0][0]) for at in deaths if free)])
+        free.append((since, int(after["available"]["N"])))
         for lease_id, holder in after["holders"]["M"].items():
             version = holder["M"]["version"]["S"]
             if self._beats.get((key, lease_id), ("", 0.0))[0] != version:
@@ -239,7 +246,9 @@ class QueueChecker:
         since, holders = read - _PATIENCE, before["holders"]["M"]
         free = self._free.get(key, [])
         then = [slots for at, slots in free if at <= since]
-        dead = [holder for name, holder in holders.items() if self._may_be_dead(key, name, holder, since)]
+        dead = [
+            holder for name, holder in holders.items() if since >= self._may_be_dead_at(key, name, holder)
+        ]
         in_time = then or (dead and free and free[0][0] <= since)
         if not in_time:
             return False
@@ -251,12 +260,12 @@ class QueueChecker:
         idle = len(dead) == len(holders)
         return unused > 0 and ((same and slots <= unused) or (idle and unused >= min(slots, capacity)))
 
-    def _may_be_dead(self, key: str, lease_id: str, holder: Mapping[str, Any], at: float) -> bool:
-        """Whether any process may have counted a holder as dead at that time."""
+    def _may_be_dead_at(self, key: str, lease_id: str, holder: Mapping[str, Any]) -> float:
+        """Return the earliest time at which any process may count a holder as dead."""
         _, beat = self._beats.get((key, lease_id), ("", NEVER))
         if "renewed_at" in holder["M"]:
             beat = min(beat, int(holder["M"]["renewed_at"]["N"]) / 1000 - BEGIN)
-        return at >= beat + int(holder["M"]["lease_ms"]["N"]) / 1050 - _DEAD_EARLIER - self.apart
+        return beat + int(holder["M"]["lease_ms"]["N"]) / 1050 - _DEAD_EARLIER - self.apart
 
     def _passed_by_head(self, key: str, lease_id: str, before: Item, after: Item, read: float) -> str | None:
         """Return a living waiter that the grant moved the head past, or None.
