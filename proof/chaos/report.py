@@ -49,6 +49,7 @@ class HandOver:
     :ivar how: how the first holder ended; a key of `BOUNDS`.
     :ivar begin: when it ended, monotonic seconds.
     :ivar end: when the lock was granted.
+    :ivar link: link of the next holder; empty if it did not receive the grant.
     :ivar behind: whether others were ahead of the next holder in the queue, dead or alive.
     :ivar undisturbed: whether the next holder already waited, and no incident affected it meanwhile.
         Otherwise no bound applies.
@@ -58,6 +59,7 @@ class HandOver:
     key: str
     begin: float
     end: float
+    link: str
     behind: bool
     undisturbed: bool
 
@@ -140,15 +142,26 @@ def report(evidence: Evidence) -> Report:
 
 
 def late(evidence: Evidence, hand_overs: Sequence[HandOver]) -> Iterator[Violation]:
-    """Yield the undisturbed hand-overs that took longer than their bound and than lack of processors explains, each
-    with its whole story."""
+    """Yield the undisturbed hand-overs that took longer than their bound, and than round trips and lack of
+    processors explain, each with its whole story."""
     for each in hand_overs:
-        lost = seconds_lost(evidence.lags, each.begin, each.end)
+        lost = seconds_lost(evidence.lags, each.begin, each.end) + _seconds_asked(evidence, each)
         if each.undisturbed and each.seconds > each.bound + _ROUND_TRIPS + lost:
             told = "\n      ".join(story(evidence, each.key, each.begin, each.end))
             yield Violation(
                 "lateness", each.end, f"{each.kind}: {each.seconds:.2f} s, bound {each.bound:g} s: {told}"
             )
+
+
+def _seconds_asked(evidence: Evidence, hand_over: HandOver) -> float:
+    """Return for how long the next holder waited for answers of the engine, which may lack a processor itself."""
+    seconds, until = 0.0, hand_over.begin
+    for each in sorted(evidence.exchanges, key=lambda each: each.sent):
+        end = min(each.at, hand_over.end)
+        if each.link == hand_over.link and end > max(until, each.sent):
+            seconds += end - max(until, each.sent)
+            until = end
+    return seconds
 
 
 def _summary(hand_overs: Sequence[HandOver]) -> dict[str, Any]:
@@ -230,6 +243,7 @@ def _after_release(evidence: Evidence) -> Iterator[HandOver]:
                 key,
                 freed.at,
                 granted.at,
+                "" if grant is None else evidence.links[grant.role],
                 behind=_was_behind(evidence, key, lease_id, freed),
                 undisturbed=grant is not None and _undisturbed(evidence, grant, freed.at),
             )
@@ -273,6 +287,7 @@ def _after_death(evidence: Evidence) -> Iterator[HandOver]:
                     grant.key,
                     since,
                     grant.begin,
+                    evidence.links[grant.role],
                     behind=_was_behind(evidence, grant.key, grant.lease_id, last),
                     undisturbed=_undisturbed(evidence, grant, since),
                 )

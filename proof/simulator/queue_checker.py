@@ -24,7 +24,7 @@ from proof.simulator.world import BEGIN, Process, World
 _SURELY_ALIVE, _SURELY_ALIVE_WITH_SKEW = 7.0, 12.0
 # Seconds after the end of the faults from which on each live process shows that its waiters are alive.
 _RECOVERED_AFTER = 30.0
-# Seconds after a waiter's last heartbeat from which on every process counts it as dead.
+# Seconds after a waiter's last heartbeat, and after a process began to watch it, until that counts it as dead.
 _SURELY_DEAD = 40.0
 # Seconds before a grant: the head may pass a waiter that became visible later.
 _RECENT = 4.0
@@ -386,7 +386,7 @@ class QueueChecker:
             if (
                 (key, item["lease_id"]["S"]) not in granted
                 and entry < own
-                and self._enqueued[key, entry] < self.began_waiting[actor]
+                and self._enqueued[key, entry] < self.began_waiting[actor] < granted_at - _SURELY_DEAD
                 and self._last_heartbeat(key, entry, item) < granted_at - _SURELY_DEAD
             ):
                 yield f"{actor} did not remove {entry} of {about_of(item)['actor']} from the queue of {key}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,6 +96,18 @@ def test_who_lacked_a_processor_is_excused() -> None:
     assert report(a_run(24, lags=[(22, 1.0), (23, 0.9)])).violations == []
     assert report(a_run(24, lags=[(22, 1.0)])).violations != []
     assert report(a_run(24, lags=[(19, 5.0), (40, 5.0)])).violations != [], "at another time"
+
+
+def test_who_waited_for_the_engine_is_excused() -> None:
+    slow = Exchange(23.9, 21.0, "link 1", "mutex", "Query", "1 free")
+    for exchange, excused in (
+        (slow, True),
+        (replace(slow, link="link 2"), False),
+        (replace(slow, at=21.5), False),
+    ):
+        run = a_run(24)
+        violations = report(replace(run, exchanges=[*run.exchanges, exchange])).violations
+        assert (violations == []) is excused
 
 
 def test_one_to_whom_something_happened_is_excused() -> None:
