@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.table.items import WAITER_ENTRY
 from deployments.proxy import Seen
+from proof.chaos.records import sent_and_answered
 from proof.chaos.settings import CAPACITIES
 
 
@@ -53,8 +52,7 @@ class Exchanges:
 
     def on_answer(self, link: str, seen: Seen, status: int, body: bytes) -> None:
         """Add the exchanges that an answer of the engine completes: one for each lock of the run."""
-        at = monotonic()
-        sent = at - (time.monotonic() - seen.at)  # `seen.at` is of another clock than `monotonic`
+        sent, at = sent_and_answered(seen)
         output = json.loads(body) if body else {}
         with self._lock:
             self.all += [Exchange(at, sent, link, **each) for each in _exchanges(seen, status, output)]

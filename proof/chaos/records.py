@@ -78,10 +78,8 @@ class Records:
         item = json.loads(body).get("Attributes", {})
         if "holders" not in item or seen.key.startswith(WAITING_PREFIX):
             return  # the item of a waiter or of a process's presence
-        at = monotonic()
-        sent = at - (time.monotonic() - seen.at)  # `seen.at` is of another clock than `monotonic`
         with self._lock:
-            self.add(_record(item, seen, sent, at))
+            self.add(_record(item, seen, *sent_and_answered(seen)))
 
     def add(self, record: Record) -> None:
         """Add a version of a record. If two requests overlap in time, their tokens decide the order."""
@@ -100,6 +98,12 @@ class Records:
     def histories(self) -> dict[str, list[Record]]:
         """Return all versions by key. In each, `Held.since` is the time of the holder's last heartbeat."""
         return {key: _with_heartbeat_times(records) for key, records in self.of.items()}
+
+
+def sent_and_answered(seen: Seen) -> tuple[float, float]:
+    """Return when a proxy received a request, and when it received the answer, which is now; monotonic seconds."""
+    at = monotonic()
+    return at - (time.monotonic() - seen.at), at  # `seen.at` is of another clock than `monotonic`
 
 
 def _record(item: Mapping[str, Any], seen: Seen, sent: float, at: float) -> Record:

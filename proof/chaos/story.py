@@ -8,7 +8,7 @@ from proof.chaos.evidence import Evidence
 from proof.chaos.exchanges import Exchange
 from proof.chaos.starvation import seconds_lost
 
-# Seconds before the hand-over from which on the story is told.
+# The story begins this many seconds before the hand-over.
 _BEFORE = 1.5
 
 

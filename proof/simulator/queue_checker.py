@@ -240,7 +240,7 @@ class QueueChecker:
         )
 
     def _left_unused(self, key: str, item: Item, before: Item, read: float) -> bool:
-        """Whether the waiter could have taken slots for so long before that read that others may pass over it."""
+        """Whether others may pass over the waiter: it could have taken slots for `_PATIENCE` before that read."""
         if "set_size" in item or "capacity" not in before:
             return False
         since, holders = read - _PATIENCE, before["holders"]["M"]
@@ -353,7 +353,7 @@ class QueueChecker:
         return next((each for each in actors if each in self.waiting), None)
 
     def has_waited_since(self, key: str, since: float) -> bool:
-        """Whether somebody has waited for the lock since then, in a process that runs, whoever is ahead."""
+        """Whether an actor has waited for the lock since then in a process that runs, at any position in the queue."""
         return any(
             self._enqueued[at] < since and self._lives(about_of(item)["actor"])
             for at, item in self._waiters(key)

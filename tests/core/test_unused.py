@@ -74,18 +74,14 @@ def test_a_lock_that_is_not_read_any_more_is_forgotten() -> None:
 # -- who is passed over ---------------------------------------------------------------------------------------------
 
 
-def behind(
-    world: World, *, release: dict[str, Any], ahead: list[dict[str, Any]], **claim: Any
-) -> Paused[Any]:
-    """A waiter whose lock was released, and that has waited for those ahead of it for long enough."""
-    holder = Host(world, "holder")
-    holder.take(**release)
-    for number, wants in enumerate(ahead):
-        waiting(Host(world, f"ahead {number}"), **wants)
-    last = waiting(Host(world, "behind"), **claim)
-    holder.release(**({"slots": release["slots"]} if "slots" in release else {}))
-    assert woken(last) is None, "those ahead may come yet"
-    world.now += PATIENCE + 0.5
+def one_of_two_slots_is_released(world: World, *, wants: int) -> Paused[Any]:
+    """A waiter for one slot of a semaphore, behind one that wants so many, just before one slot of two is released."""
+    one, two = Host(world, "one"), Host(world, "two")
+    one.take(capacity=2)
+    two.take(capacity=2)
+    waiting(Host(world, "ahead"), slots=wants, capacity=2)
+    last = waiting(Host(world, "behind"), capacity=2)
+    one.release()
     return last
 
 
@@ -93,7 +89,14 @@ def behind(
 def test_a_free_lock_is_not_left_for_longer_to_those_who_do_not_take_it(
     world: World, ahead: list[dict[str, Any]]
 ) -> None:
-    last = behind(world, release={}, ahead=ahead)
+    holder = Host(world, "holder")
+    holder.take()
+    for number, wants in enumerate(ahead):
+        waiting(Host(world, f"ahead {number}"), **wants)
+    last = waiting(Host(world, "behind"))
+    holder.release()
+    assert woken(last) is None, "those ahead may come yet"
+    world.now += PATIENCE + 0.5
     assert woken(last) is not None
     assert world.record().queue_head is not None, "those ahead are still waiting"
 
@@ -159,14 +162,9 @@ def test_a_waiter_for_several_locks_is_not_passed_over(world: World) -> None:
 
 
 def test_one_who_wants_more_slots_than_are_unused_is_not_passed_over(world: World) -> None:
-    one, two = Host(world, "one"), Host(world, "two")
-    one.take(capacity=2)
-    two.take(capacity=2)
-    waiting(Host(world, "big"), slots=2, capacity=2)
-    small = waiting(Host(world, "small"), capacity=2)
-    one.release()
+    last = one_of_two_slots_is_released(world, wants=2)
     for _ in range(3):
-        assert woken(small) is None
+        assert woken(last) is None
         world.now += PATIENCE + 0.5
 
 
@@ -181,12 +179,7 @@ def test_a_writer_is_not_passed_over_while_there_are_readers(world: World) -> No
 
 
 def test_slots_of_a_semaphore_are_not_left_to_one_who_does_not_take_them(world: World) -> None:
-    one, two = Host(world, "one"), Host(world, "two")
-    one.take(capacity=2)
-    two.take(capacity=2)
-    waiting(Host(world, "dead"), capacity=2)
-    last = waiting(Host(world, "behind"), capacity=2)
-    one.release()
+    last = one_of_two_slots_is_released(world, wants=1)
     assert woken(last) is None
     world.now += PATIENCE + 0.5
     assert woken(last) is not None

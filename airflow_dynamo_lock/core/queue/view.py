@@ -290,8 +290,8 @@ def _is_passed(record: LockRecord | None, unused: int, waiter: Waiter, *, idle: 
 
 
 def _while_unused(turn: HeadUpdate, record: LockRecord) -> HeadUpdate:
-    """What a grant requires that passes over waiters: also that nobody was granted a slot since the lock was read. Its
-    write may arrive late, when those ahead are waiting for slots again."""
+    """The turn of a grant that passes over waiters. It also requires that no slot was granted since the lock was read:
+    the write may arrive late, and the waiters ahead may have had no time to take the slots that are free then."""
     condition = f"{turn.condition} AND #token = :unused_since"
     return replace(turn, condition=condition, values={**turn.values, ":unused_since": record.token})
 
