@@ -194,6 +194,22 @@ def _airflow_targets(airflow: Mapping[str, Any]) -> Iterator[Target]:
             total["median"] <= 100,
             "airflow",
         )
+    added = airflow["alone"]["locked"]["added_seconds"]
+    yield Target(
+        "in Airflow, a run alone: at most 4.5 s longer with the lock",
+        f"{added:.1f} s",
+        added <= 4.5,
+        "airflow",
+    )
+    for dag, how, most in (("locked", "", 2.0), ("streamed", ", with streams", 1.6)):
+        if part := airflow["contending"].get(dag):
+            handover, step = part["all_handovers"]["p50"], part["airflow_step"]["p50"]
+            yield Target(
+                f"in Airflow, a hand-over{how}: at most {most} times Airflow's own step from task to task",
+                f"{handover / step:.2f}: {handover:.1f} s of {step:.1f} s",
+                handover / step <= most,
+                "airflow",
+            )
 
 
 def _range(spread: Mapping[str, Any]) -> str:

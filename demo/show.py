@@ -27,7 +27,7 @@ from deployments import processes
 from deployments.airflow_client import FINISHED, AirflowError
 from deployments.deployment import Deployment, running
 
-DAG = "warehouse"
+DAG, FIRST_TASK = "warehouse", "first_task"
 DAGS = Path(__file__).parent / "dags"
 NAMES = ("north", "south")
 WORKER_SLOTS = 2  # per deployment: fewer than its waiting runs, to show that waiting occupies no worker
@@ -75,8 +75,11 @@ def demo(console: Console, runs: int, output: Path, keep: bool) -> bool:
             with Live(board, console=console, refresh_per_second=4, transient=True):
                 stack.enter_context(running(*deployments))
                 for deployment in deployments:
-                    deployment.wait_for_dags({DAG})
-                console.print(f"{board.elapsed} both deployments are up")
+                    deployment.wait_for_dags({DAG, FIRST_TASK})
+                first_runs = [deployment.trigger(FIRST_TASK) for deployment in deployments]
+                for deployment, run in zip(deployments, first_runs, strict=True):
+                    deployment.wait(FIRST_TASK, run)
+                console.print(f"{board.elapsed} both deployments are up, and have run their first task")
                 for _ in range(runs):
                     for deployment in deployments:
                         deployment.trigger(DAG)

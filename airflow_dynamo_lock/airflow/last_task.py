@@ -4,6 +4,9 @@ Each guarded task that has succeeded asks Airflow for the states of all guarded 
 no guarded task can start any more. Then the process releases the lease as it exits, in the same write in which it
 leaves; if another process is still inside, that write drains the lease (R8, drain before release). In all other cases
 the `release` task does it.
+
+The process also sets the `release` task to skipped, because Airflow needs about 3 s for a task without work. If the
+process is killed before it has released, the heartbeat task notices that `release` has ended, and releases.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 
 from airflow_dynamo_lock.airflow import lock_options, task_states
 from airflow_dynamo_lock.airflow.guard import active_guard
-from airflow_dynamo_lock.airflow.versions import XCom, runs_in_dag_test
+from airflow_dynamo_lock.airflow.versions import XCom, runs_in_dag_test, skip_task
 from airflow_dynamo_lock.core.model.lease import LeaseSet
 from airflow_dynamo_lock.log import log
 
@@ -28,11 +31,13 @@ class ReleaseIfLast:
     """The ``on_success_callback`` of a guarded task. Airflow calls it after it has stored the task's success.
 
     :ivar acquire_task_id: id of the task that acquired the leases.
+    :ivar release_task_id: id of the group's `release` task.
     :ivar task_ids: ids of all guarded tasks of the group.
     :ivar mapped: whether the group is in a mapped task group, so that only tasks of the same map index belong to it.
     """
 
     acquire_task_id: str
+    release_task_id: str
     task_ids: tuple[str, ...]
     mapped: bool
 
@@ -42,7 +47,11 @@ class ReleaseIfLast:
         if guard is None or runs_in_dag_test():
             return
         try:
-            if not task_states.have_ended(ti, self.task_ids, own_map_index_only=self.mapped):
+            states = task_states.read_states(
+                ti, (*self.task_ids, self.release_task_id), own_map_index_only=self.mapped
+            )
+            release_states = states.pop(self.release_task_id)
+            if not all(task_states.have_ended(each) for each in states.values()):
                 return
             # Before the release, so that the `release` task can tell it from a loss of the lease.
             where = lock_options.xcom_arguments(ti, self.acquire_task_id, RELEASED_KEY, mapped=self.mapped)
@@ -51,6 +60,26 @@ class ReleaseIfLast:
             log.info("This task does not release the lock early, the release task will: %s", failure)
             return
         guard.release_on_exit()
+        if release_states == [None]:
+            self._skip_release(ti)
+
+    def _skip_release(self, ti: Any) -> None:
+        """Set the `release` task to skipped, unless that would skip a task which your DAG has behind it."""
+        dag = ti.task.get_dag()
+        downstream = dag.get_task(self.release_task_id).downstream_task_ids
+        if not all(dag.get_task(task_id).is_teardown for task_id in downstream):
+            return
+        try:
+            skip_task(self.release_task_id, ti.map_index if self.mapped else -1)
+        except Exception as failure:
+            log.info(
+                "The task %r was not skipped, and will find nothing to do: %s", self.release_task_id, failure
+            )
+        else:
+            log.info(
+                "This process releases the lock as it exits. The task %r is skipped: it has nothing to do.",
+                self.release_task_id,
+            )
 
 
 def was_released(released: Any, held: LeaseSet) -> bool:

@@ -169,7 +169,9 @@ class DynamoLock(LockGroup):
             else:
                 task._pre_execute_hook = self._enter(mapped, task._pre_execute_hook)
         if task_states.can_tell_states(list(guarded)):
-            release_if_last = ReleaseIfLast(self.acquire.task_id, tuple(guarded), mapped)
+            release_if_last = ReleaseIfLast(
+                self.acquire.task_id, self.release.task_id, tuple(guarded), mapped
+            )
             for task in guarded.values():
                 # A callback would make Airflow start a worker for an empty task.
                 if not guarded.keys() & task.downstream_task_ids and not task.inherits_from_empty_operator:

@@ -29,33 +29,40 @@ _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"
 
 
 def can_tell_states(task_ids: Sequence[str]) -> bool:
-    """Whether `have_ended` can ask for the states of these tasks: not too many, and no name is that of an instance of
+    """Whether `read_states` can ask for the states of these tasks: not too many, and no name is that of an instance of
     another one, as ``a_1`` beside ``a``."""
     return len(task_ids) <= _IDS_PER_REQUEST and not any(
         _is_instance(other, of=one) for one, other in permutations(task_ids, 2)
     )
 
 
-def have_ended(ti: Any, task_ids: Sequence[str], *, own_map_index_only: bool) -> bool:
-    """Ask Airflow, from a task's process, whether tasks of the same run have ended, with or without success.
+def read_states(ti: Any, task_ids: Sequence[str], *, own_map_index_only: bool) -> dict[str, list[str | None]]:
+    """Ask Airflow, from a task's process, for the states of tasks of the same run.
 
     :param ti: the task instance of the process.
-    :param task_ids: ids of the tasks, which `can_tell_states` has accepted.
+    :param task_ids: ids of the tasks.
     :param own_map_index_only: whether only the instances with the map index of `ti` count; else all do.
-    :returns: False if Airflow does not know one of the tasks.
+    :returns: for each task, the states of its instances. The list is empty if Airflow does not know the task.
     """
-    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(task_ids), run_ids=[ti.run_id])
-    by_name: dict[str, str | None] = states.get(ti.run_id, {})
+    answer = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(task_ids), run_ids=[ti.run_id])
+    by_name: dict[str, str | None] = answer.get(ti.run_id, {})
+    states = {}
     for task_id in task_ids:
         own = _name_in_answer(task_id, ti.map_index if own_map_index_only else -1)
-        found = [
+        states[task_id] = [
             state
             for name, state in by_name.items()
             if name == own or (not own_map_index_only and _is_instance(name, of=task_id))
         ]
-        if not found or not _ENDED.issuperset(found):
-            return False
-    return True
+    return states
+
+
+def have_ended(states: Collection[str | None]) -> bool:
+    """Whether a task has ended, with or without success.
+
+    :param states: the states of its instances; if there are none, it has not.
+    """
+    return bool(states) and _ENDED.issuperset(states)
 
 
 async def until_deferred(ti: Any) -> None:

@@ -161,6 +161,17 @@ def runs_in_dag_test() -> bool:
     return in_process is not None and isinstance(comms, in_process)
 
 
+def skip_task(task_id: str, map_index: int) -> None:
+    """Set another task of the run to skipped, from a task's process. One that runs or has ended may stay as it is.
+
+    :param task_id: id of the other task.
+    :param map_index: its map index; -1 if it is not mapped.
+    """
+    from airflow.sdk.execution_time import comms, task_runner
+
+    task_runner.SUPERVISOR_COMMS.send(comms.SkipDownstreamTasks(tasks=[(task_id, map_index)]))
+
+
 def is_talking_to_supervisor(frame: Any) -> bool:
     """Whether `frame` is part of a request from a task to its supervisor.
 

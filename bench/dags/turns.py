@@ -1,5 +1,6 @@
-"""The same two tasks in three DAGs: ``plain`` without a lock, ``locked`` under `DynamoLock`, ``flagged`` with a flag.
+"""The same two tasks in four DAGs: ``plain`` without a lock, ``locked`` under `DynamoLock`, ``flagged`` with a flag.
 
+``streamed`` is ``locked`` on a table whose stream the waiters read.
 ``flagged`` is the usual workaround to keep two deployments apart. A pool with one slot keeps the waiting runs of a
 deployment from filling its workers. A sensor sets a flag in DynamoDB, with a conditional write. Many such sensors read
 first and then write, which is not safe; this one is.
@@ -96,6 +97,9 @@ with DAG("plain", **MANY):
     extract() >> load()
 
 with DAG("locked", **MANY), DynamoLock("warehouse/orders"):
+    extract() >> load()
+
+with DAG("streamed", **MANY), DynamoLock("warehouse/orders", dynamo_lock_conn_id="dynamo_lock_streamed"):
     extract() >> load()
 
 with DAG("flagged", **MANY):

@@ -4,7 +4,8 @@
   counts.
 - *Added seconds*: by how much a lock makes a run longer if no other run contends.
 - *Hand-over*: from the end of one run's last work to the start of the next run's first work. It includes the time in
-  which Airflow starts tasks.
+  which Airflow starts tasks. *Airflow's own step*, from the end of a run's first task to the start of its second, is
+  measured in the same runs.
 - *Time line*: the steps of a run, and of a hand-over, by component (`time_line.py`).
 """
 
@@ -32,7 +33,7 @@ from deployments.deployment import Deployment, running
 from deployments.engines import MotoServer
 
 DAGS = Path(__file__).parents[1] / "dags"
-TABLE = "airflow_locks"
+TABLE, TABLE_WITH_STREAM = "airflow_locks", "airflow_locks_with_stream"
 NAMES = ("north", "south")
 ALONE = 6  # runs of each DAG without contention, one after another
 CONTENDING = 8  # contending runs of each DAG in each deployment
@@ -40,16 +41,21 @@ PACE = 2.0  # seconds between the starts of two contending runs
 SLOTS = 4  # worker slots of a deployment
 WORKING = {"extract", "load"}
 LOCKING = ("locked", "flagged")
+STREAMED = "streamed"  # as "locked", but waiters read the stream of the table
 
 
 @dataclass(frozen=True)
 class Stay:
-    """The work of a run: from the start of its first working task to the end of its last, in epoch seconds."""
+    """The work of a run: from the start of its first working task to the end of its last, in epoch seconds.
+
+    :ivar step: seconds from the end of its first working task to the start of its second.
+    """
 
     deployment: str
     run_id: str
     start: float
     end: float
+    step: float
 
 
 def measure() -> dict[str, Any]:
@@ -59,8 +65,10 @@ def measure() -> dict[str, Any]:
         _deployments(folder) as deployments,
     ):
         ledger = folder / "ledger.jsonl"
+        for deployment in deployments:  # the first task of a new deployment takes about 10 s
+            deployment.wait("plain", deployment.trigger("plain"))
         alone = {dag: _alone(deployments[0], dag, ledger) for dag in ("plain", *LOCKING)}
-        contending = {dag: _contending(deployments, dag, ledger) for dag in LOCKING}
+        contending = {dag: _contending(deployments, dag, ledger) for dag in (*LOCKING, STREAMED)}
         lines = _time_lines(deployments, ledger)
     plain = alone["plain"]["run_seconds"]["median"]
     for dag in LOCKING:
@@ -73,6 +81,7 @@ def _deployments(folder: Path) -> Iterator[list[Deployment]]:
     with MotoServer() as engine:
         client = engine_client(engine.endpoint_url)
         LockClient(client, table=TABLE).create_table()
+        LockClient(client, table=TABLE_WITH_STREAM).create_table(streams=True)
         client.create_table(
             TableName="flags",
             BillingMode="PAY_PER_REQUEST",
@@ -82,7 +91,7 @@ def _deployments(folder: Path) -> Iterator[list[Deployment]]:
         deployments = [_deployment(name, folder, engine.endpoint_url) for name in NAMES]
         with running(*deployments):
             for deployment in deployments:
-                deployment.wait_for_dags({"plain", *LOCKING})
+                deployment.wait_for_dags({"plain", *LOCKING, STREAMED})
                 deployment.add_pool("warehouse", 1)
             yield deployments
 
@@ -94,12 +103,15 @@ def _deployment(name: str, folder: Path, endpoint_url: str) -> Deployment:
         "region_name": ENVIRONMENT["AWS_DEFAULT_REGION"],
         "deployment": name,
     }
+    streamed = {**lock, "table": TABLE_WITH_STREAM, "streams": True}
     environment = {
         **ENVIRONMENT,
         **time_line.ENVIRONMENT,
         "AWS_ENDPOINT_URL_DYNAMODB": endpoint_url,
+        "AWS_ENDPOINT_URL_DYNAMODB_STREAMS": endpoint_url,
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps({"conn_type": "aws", **login}),
         "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
+        "AIRFLOW_CONN_DYNAMO_LOCK_STREAMED": json.dumps({"conn_type": "dynamo_lock", "extra": streamed}),
         "BENCH_DEPLOYMENT": name,
         "BENCH_ENDPOINT": endpoint_url,
         "BENCH_LEDGER": str(folder / "ledger.jsonl"),
@@ -138,6 +150,7 @@ def _contending(deployments: list[Deployment], dag: str, ledger: Path) -> dict[s
         "slot_seconds": spread([_slot_seconds(each, run, ledger) for each, run in runs]),
         "between_deployments": _percentiles(between),
         "all_handovers": _percentiles(handovers),
+        "airflow_step": _percentiles([stay.step for stay in stays]),
         "overlaps": sum(seconds < 0 for seconds in handovers),
         "sensors_failed_by_airflow": sum(_tries(each, run) - 1 for each, run in runs),
         "all_done_seconds": round(stays[-1].end - stays[0].start, 1),
@@ -190,7 +203,10 @@ def _stays(ledger: Path, run_ids: set[str]) -> list[Stay]:
     for entry in _entries(ledger):
         if entry["run"] in run_ids and entry["event"] != "locking":
             times[entry["deployment"], entry["run"]].append(entry["at"])
-    stays = [Stay(deployment, run_id, min(at), max(at)) for (deployment, run_id), at in times.items()]
+    stays = []
+    for (deployment, run_id), at in times.items():
+        start, first_end, second_start, end = sorted(at)
+        stays.append(Stay(deployment, run_id, start, end, second_start - first_end))
     return sorted(stays, key=lambda stay: stay.start)
 
 

@@ -99,7 +99,7 @@ class RunTimes:
 
 def uncontended(times: RunTimes) -> Steps:
     """The steps of a run that need not wait for the lock, as (who, step) → seconds."""
-    run, acquire, release = times.run, times.tasks["lock.acquire"], times.tasks["lock.release"]
+    run, acquire = times.run, times.tasks["lock.acquire"]
     return _steps(
         run.queued_at,
         Moment(SCHEDULER, "starts the run", _seconds(run.start)),
@@ -114,12 +114,7 @@ def uncontended(times: RunTimes) -> Steps:
         *_start_of_work(times),
         Moment(WORK, "work, with Airflow's step from one task to the next", times.work[-1]),
         *_end_of_work(times),
-        Moment(
-            OURS,
-            "releases: from the trigger's start to its event",
-            times.logged("fired event", "lock.release"),
-        ),
-        Moment(TRIGGERER, "ends `release`", _seconds(release.end)),
+        *_release(times),
         Moment(SCHEDULER, "ends the run, after `heartbeat`", _seconds(run.end)),
     )
 
@@ -167,10 +162,25 @@ def _start_of_work(times: RunTimes) -> list[Moment]:
 
 
 def _end_of_work(times: RunTimes) -> list[Moment]:
+    release = times.tasks["lock.release"]
+    ended = Moment(WORKER, "reports the end of the last task", _seconds(times.tasks[LAST].end))
+    if release.state == "skipped":
+        return [ended, Moment(OURS, "sets `release` to skipped", _seconds(release.end))]
     return [
-        Moment(WORKER, "reports the end of the last task", _seconds(times.tasks[LAST].end)),
-        Moment(SCHEDULER, "defers `release`", _seconds(times.tasks["lock.release"].start)),
+        ended,
+        Moment(SCHEDULER, "defers `release`", _seconds(release.start)),
         Moment(TRIGGERER, "starts the trigger of `release`", times.logged(" starting", "lock.release")),
+    ]
+
+
+def _release(times: RunTimes) -> list[Moment]:
+    release = times.tasks["lock.release"]
+    if release.state == "skipped":
+        return [Moment(OURS, "frees the lock", times.logged("Released the lock"))]
+    event = times.logged("fired event", "lock.release")
+    return [
+        Moment(OURS, "releases: from the trigger's start to its event", event),
+        Moment(TRIGGERER, "ends `release`", _seconds(release.end)),
     ]
 
 

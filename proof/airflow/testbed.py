@@ -148,10 +148,14 @@ class Testbed:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def assert_green(self, dag_id: str, run_id: str) -> None:
-        """Assert that a run and all its tasks succeed. A failed teardown alone does not make the run fail."""
+        """Assert that a run and all its tasks succeed. A failed teardown alone does not make the run fail.
+
+        A `release` task may be skipped: the process of the last guarded task may have done its work.
+        """
         assert self.airflow.wait(dag_id, run_id).state == "success"
         states = {(ti.task_id, ti.map_index): ti.state for ti in self.airflow.task_instances(dag_id, run_id)}
-        assert set(states.values()) == {"success"}, states
+        for (task_id, _), state in states.items():
+            assert state == "success" or (state == "skipped" and task_id.endswith(".release")), states
 
     def assert_exclusive(self, key: str) -> None:
         """Assert that no two leases of the lock were used at the same time, and that the tokens increased."""

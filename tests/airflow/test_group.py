@@ -117,7 +117,9 @@ def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(
     runs.finish("success")
     for run_id in (runs.first, runs.second):
         tasks = {ti.task_id: ti for ti in testbed.airflow.task_instances("guarded", run_id)}
-        assert {name for name, ti in tasks.items() if ti.pid is not None} == {"lock.work", *ON_WORKER}
+        on_worker = {name for name, ti in tasks.items() if ti.pid is not None}
+        skipped = {name for name, ti in tasks.items() if ti.state == "skipped"}
+        assert on_worker == {"lock.work", *ON_WORKER} - skipped
         lingered = (tasks["lock.heartbeat"].end - tasks["lock.release"].end).total_seconds()  # type: ignore[operator]
         assert lingered <= POLL + AIRFLOW
         lease = testbed.airflow.xcom("guarded", run_id, "lock.acquire")
@@ -305,10 +307,10 @@ def test_sensors_wait_until_the_lock_could_be_taken(testbed: Testbed, key: str) 
     ) is RENDERS_IN_TRIGGERER
 
 
-def test_an_uncontended_lock_is_acquired_within_three_seconds(
+def test_an_uncontended_lock_is_acquired_within_three_seconds_and_its_release_is_skipped(
     testbed: Testbed, key: str, record_property: Record
 ) -> None:
-    took = []
+    took, releases = [], []
     for number in range(10):
         run_id = testbed.start("quick", f"{key}/{number}")
         acquire = testbed.airflow.wait_for_task("quick", run_id, "lock.acquire", {"success"})
@@ -316,5 +318,9 @@ def test_an_uncontended_lock_is_acquired_within_three_seconds(
         assert start
         assert acquire.end
         took.append((acquire.end - start).total_seconds())
+        testbed.assert_green("quick", run_id)
+        releases.append(testbed.airflow.task_instance("quick", run_id, "lock.release").state)
+    # The scheduler may start the task before the last guarded task can skip it, but not each time.
+    assert "skipped" in releases
     record_property("seconds", round(median(took), 1))
     assert median(took) <= 3.0

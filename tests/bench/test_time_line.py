@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -74,6 +75,20 @@ def test_a_lock_that_is_free_before_the_release_task_starts_has_no_steps_of_that
 
     assert [step for _, step in steps][:2] == ["reports the end of the last task", "frees the lock"]
     assert sum(steps.values()) == 208 - 112
+
+
+def test_a_release_task_that_was_skipped_has_no_steps_of_its_own() -> None:
+    times = a_run(100.0, released=114.5)
+    times.tasks["lock.release"] = replace(times.tasks["lock.release"], state="skipped", end=at(114))
+
+    steps = time_line.uncontended(times)
+
+    assert [(who, step, seconds) for (who, step), seconds in steps.items()][-4:] == [
+        ("executor and worker", "reports the end of the last task", 1.0),
+        ("this package", "sets `release` to skipped", 1.0),
+        ("this package", "frees the lock", 0.5),
+        ("scheduler", "ends the run, after `heartbeat`", 3.5),
+    ]
 
 
 def test_a_moment_that_is_not_known_leaves_its_time_to_the_next_step() -> None:

@@ -13,6 +13,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, TaskGroup, task, task_group
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import SkipDownstreamTasks
 
 from airflow_dynamo_lock import DynamoLock, DynamoLockAcquireOperator, Lease, LockClient
 from airflow_dynamo_lock.airflow import task_states
@@ -25,7 +26,8 @@ from tests.layer.test_guard import Task, holder
 
 States = Mapping[str, str | None]
 
-ACQUIRE = "lock.acquire"
+ACQUIRE, RELEASE = "lock.acquire", "lock.release"
+NOT_BEGUN: States = {RELEASE: None}
 
 
 class TaskInstance(SimpleNamespace):
@@ -40,8 +42,17 @@ class TaskInstance(SimpleNamespace):
         return {"run": dict(self.states)}
 
 
-def an_instance(states: States | Exception, map_index: int = -1) -> TaskInstance:
-    return TaskInstance(dag_id="dag", run_id="run", task_id="lock.a", map_index=map_index, states=states)
+def a_dag() -> DAG:
+    with DAG("dag") as dag, DynamoLock("k"):
+        work.override(task_id="a")()
+    return dag
+
+
+def an_instance(states: States | Exception, map_index: int = -1, dag: DAG | None = None) -> TaskInstance:
+    task = (dag or a_dag()).get_task("lock.a")
+    return TaskInstance(
+        dag_id="dag", run_id="run", task_id="lock.a", map_index=map_index, states=states, task=task
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -75,10 +86,40 @@ def inside(locks: LockClient, lease: Lease) -> Iterator[Guard]:
     guard.leave()
 
 
-def succeed(states: States | Exception, *task_ids: str, mapped: bool = False, map_index: int = -1) -> None:
+class Supervisor:
+    """Of the last task's process: it receives which tasks are to be skipped.
+
+    :ivar failure: what it answers with, if anything.
+    """
+
+    def __init__(self) -> None:
+        self.skipped: list[Any] = []
+        self.failure: Exception | None = None
+
+    def send(self, message: Any) -> None:
+        if isinstance(message, SkipDownstreamTasks):
+            self.skipped += message.tasks
+            if self.failure:
+                raise self.failure
+
+
+@pytest.fixture(autouse=True)
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    supervisor = Supervisor()
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", supervisor, raising=False)
+    return supervisor
+
+
+def succeed(
+    states: States | Exception,
+    *task_ids: str,
+    mapped: bool = False,
+    map_index: int = -1,
+    dag: DAG | None = None,
+) -> None:
     """Call the callback of a task, as Airflow does when the task has succeeded."""
-    callback = ReleaseIfLast(ACQUIRE, task_ids or ("lock.a",), mapped)
-    callback({"ti": an_instance(states, map_index)})
+    callback = ReleaseIfLast(ACQUIRE, RELEASE, task_ids or ("lock.a",), mapped)
+    callback({"ti": an_instance(states, map_index, dag)})
 
 
 # -- in the process of the last task --------------------------------------------------------------------------------
@@ -162,7 +203,7 @@ def test_in_a_mapped_group_the_tasks_of_the_same_index_must_have_ended(
 def test_only_the_leases_of_its_own_group_are_released(
     locks: LockClient, lease: Lease, inside: Guard
 ) -> None:
-    ReleaseIfLast("outer.acquire", ("lock.a",), False)({"ti": an_instance({"lock.a": "success"})})
+    ReleaseIfLast("outer.acquire", RELEASE, ("lock.a",), False)({"ti": an_instance({"lock.a": "success"})})
     inside.leave()
     assert holder(locks, lease)
 
@@ -174,6 +215,59 @@ def test_the_tasks_of_a_dag_test_leave_the_lock_to_the_release_task(
     monkeypatch.setattr("airflow_dynamo_lock.airflow.last_task.runs_in_dag_test", lambda: True)
     succeed({"lock.a": "success"})
     assert not inside._releases
+
+
+# -- it skips the release task --------------------------------------------------------------------------------------
+
+
+def test_the_last_task_skips_the_release_task(inside: Guard, supervisor: Supervisor) -> None:
+    succeed({"lock.a": "success", **NOT_BEGUN})
+    assert supervisor.skipped == [(RELEASE, -1)]
+    assert inside._releases
+
+
+def test_in_a_mapped_group_it_skips_that_of_its_own_index(inside: Guard, supervisor: Supervisor) -> None:
+    succeed({"lock.a_2": "success", "lock.release_2": None}, mapped=True, map_index=2)
+    assert supervisor.skipped == [(RELEASE, 2)]
+
+
+@pytest.mark.parametrize("state", ["scheduled", "queued", "running", "deferred", "success", "unknown"])
+def test_a_release_task_that_has_begun_is_not_skipped(
+    inside: Guard, supervisor: Supervisor, state: str
+) -> None:
+    release = {} if state == "unknown" else {RELEASE: state}
+    succeed({"lock.a": "success", **release})
+    assert supervisor.skipped == []
+    assert inside._releases
+
+
+def test_a_task_that_is_not_the_last_skips_nothing(inside: Guard, supervisor: Supervisor) -> None:
+    succeed({"lock.a": "success", "lock.b": "queued", **NOT_BEGUN}, "lock.a", "lock.b")
+    assert supervisor.skipped == []
+
+
+def test_a_release_task_is_not_skipped_if_a_task_waits_for_it(inside: Guard, supervisor: Supervisor) -> None:
+    dag = a_dag()
+    dag.get_task(RELEASE) >> EmptyOperator(task_id="report", dag=dag)
+    succeed({"lock.a": "success", **NOT_BEGUN}, dag=dag)
+    assert supervisor.skipped == []
+    assert inside._releases
+
+
+def test_a_teardown_behind_it_does_not_matter(inside: Guard, supervisor: Supervisor) -> None:
+    dag = a_dag()
+    dag.get_task(RELEASE) >> EmptyOperator(task_id="outer_release", dag=dag).as_teardown()
+    succeed({"lock.a": "success", **NOT_BEGUN}, dag=dag)
+    assert supervisor.skipped == [(RELEASE, -1)]
+
+
+def test_if_airflow_skips_nothing_the_lock_is_released_all_the_same(
+    locks: LockClient, lease: Lease, inside: Guard, supervisor: Supervisor
+) -> None:
+    supervisor.failure = ConnectionError("no answer")
+    succeed({"lock.a": "success", **NOT_BEGUN})
+    inside.leave()
+    assert holder(locks, lease) is None
 
 
 # -- the release task -----------------------------------------------------------------------------------------------
@@ -294,7 +388,7 @@ def test_the_tasks_without_a_guarded_task_behind_them_ask_whether_they_are_the_l
         lock >> work.override(task_id="after")()
     assert releases(dag) == {"lock.b", "lock.c"}
     (callback,) = callbacks(dag, "lock.b")
-    assert callback == ReleaseIfLast("lock.acquire", ("lock.first", "lock.b", "lock.c"), False)
+    assert callback == ReleaseIfLast(ACQUIRE, RELEASE, ("lock.first", "lock.b", "lock.c"), False)
 
 
 def test_callbacks_of_the_users_own_are_called_first_and_are_not_shared() -> None:
