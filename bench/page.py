@@ -202,14 +202,14 @@ def _airflow_targets(airflow: Mapping[str, Any]) -> Iterator[Target]:
         "airflow",
     )
     for dag, how, most in (("locked", "", 2.0), ("streamed", ", with streams", 1.6)):
-        if part := airflow["contending"].get(dag):
-            handover, step = part["all_handovers"]["p50"], part["airflow_step"]["p50"]
-            yield Target(
-                f"in Airflow, a hand-over{how}: at most {most} times Airflow's own step from task to task",
-                f"{handover / step:.2f}: {handover:.1f} s of {step:.1f} s",
-                handover / step <= most,
-                "airflow",
-            )
+        part = airflow["contending"][dag]
+        handover, step = part["all_handovers"]["p50"], part["airflow_step"]["p50"]
+        yield Target(
+            f"in Airflow, a hand-over{how}: at most {most} times Airflow's own step from task to task",
+            f"{handover / step:.2f}: {handover:.1f} s of {step:.1f} s",
+            handover / step <= most,
+            "airflow",
+        )
 
 
 def _range(spread: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ class ReleaseIfLast:
             self._skip_release(ti)
 
     def _skip_release(self, ti: Any) -> None:
-        """Set the `release` task to skipped, unless that would skip a task which your DAG has behind it."""
+        """Set the `release` task to skipped, unless a task that is no teardown waits for it: both would be skipped."""
         dag = ti.task.get_dag()
         downstream = dag.get_task(self.release_task_id).downstream_task_ids
         if not all(dag.get_task(task_id).is_teardown for task_id in downstream):

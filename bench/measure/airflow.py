@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 from airflow_dynamo_lock import LockClient
+from bench.adapters.ours import TABLE, TABLE_WITH_STREAM
 from bench.contestants import ENVIRONMENT
 from bench.measure import time_line
 from bench.measure.spread import percentile, spread
@@ -33,7 +34,6 @@ from deployments.deployment import Deployment, running
 from deployments.engines import MotoServer
 
 DAGS = Path(__file__).parents[1] / "dags"
-TABLE, TABLE_WITH_STREAM = "airflow_locks", "airflow_locks_with_stream"
 NAMES = ("north", "south")
 ALONE = 6  # runs of each DAG without contention, one after another
 CONTENDING = 8  # contending runs of each DAG in each deployment

@@ -1,4 +1,4 @@
-"""Fixtures: one Airflow deployment, which all these tests share, and a lock for each test."""
+"""Fixtures: one Airflow deployment for all these tests, two for each file that needs them, and a lock for each test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from proof.airflow.deadlocks import NAMES
 from proof.airflow.testbed import Testbed, start_testbed
 
 
@@ -19,6 +20,13 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
         "AIRFLOW__SCHEDULER__MAX_DAGRUNS_PER_LOOP_TO_SCHEDULE": "200",
     }
     with start_testbed(tmp_path_factory.mktemp("testbed"), "north", env=env) as testbed:
+        yield testbed
+
+
+@pytest.fixture(scope="module")
+def two_deployments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    """Start a testbed with two deployments."""
+    with start_testbed(tmp_path_factory.mktemp("two-deployments"), *NAMES) as testbed:
         yield testbed
 
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from proof.airflow.deadlocks import NAMES, finish_round, start_round
-from proof.airflow.testbed import Testbed, start_testbed
+from proof.airflow.deadlocks import finish_round, start_round
+from proof.airflow.testbed import Testbed
 
 pytestmark = pytest.mark.proof
-
-
-@pytest.fixture(scope="module")
-def two_deployments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Start a testbed with two deployments."""
-    with start_testbed(tmp_path_factory.mktemp("deadlocks"), *NAMES) as testbed:
-        yield testbed
 
 
 @pytest.mark.parametrize("number", [2, 3])
