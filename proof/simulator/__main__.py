@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proof.simulator.history import play
-from proof.simulator.many import Summary, find, play_many, quiet
+from proof.simulator.many import BATCH, Summary, find, play_many, quiet
 from proof.simulator.mutations import MUTATIONS, spoilt
 
 console = Console(highlight=False)
@@ -93,7 +93,10 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
     with console.status("playing histories") as status:
 
         def show_progress(summary: Summary) -> None:
-            status.update(f"{summary.histories:,} histories, {len(summary.bad)} with violations")
+            progress = f"{summary.histories:,} histories, {len(summary.bad)} with violations"
+            status.update(progress)
+            if not console.is_terminal and summary.histories % 10_000 < BATCH:
+                print(f"{progress}, after {time.monotonic() - begun:.0f} s", flush=True)
 
         summary = play_many(first, histories, minutes, show_progress)
     took = time.monotonic() - begun

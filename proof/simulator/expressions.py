@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 Attribute = Mapping[str, Any]
@@ -43,7 +43,7 @@ Condition = Callable[[Scope], bool]
 _TOKEN = re.compile(r"\s*(<>|<=|>=|[=<>(),+.-]|[#:]?\w+)")
 
 
-@cache
+@lru_cache(maxsize=1024)
 def condition(text: str) -> Condition:
     """Parse a condition expression, or the key condition of a query.
 
@@ -55,7 +55,7 @@ def condition(text: str) -> Condition:
     return parsed
 
 
-@cache
+@lru_cache(maxsize=1024)
 def update(text: str) -> Callable[[Scope], Item]:
     """Parse an update expression with the clauses ``SET`` and ``REMOVE``.
 

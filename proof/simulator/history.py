@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,9 +85,9 @@ def play(
         guards.simulated(),
         short_answers(),
     ):
-        history.play()
-    checker = history.checker
-    return Verdict(seed, tuple(checker.violations), dict(world.faults), len(checker.grants), world.now)
+        copy_context().run(history.play)  # events run in this context, and what they set ends with it
+        checker = history.checker
+        return Verdict(seed, tuple(checker.violations), dict(world.faults), len(checker.grants), world.now)
 
 
 class History:

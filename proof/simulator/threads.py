@@ -50,6 +50,7 @@ class Thread(greenlet):
         if process is None or not process.alive:
             raise GreenletExit
         self.process: Process = process
+        process.threads.append(self)
         self._args = args
         starter = getcurrent()
         for_one_request = name.removeprefix("dynamo-lock ")[0].isupper()
@@ -89,6 +90,11 @@ class Thread(greenlet):
         """Run the thread until it waits again."""
         self.parent = getcurrent()
         self.switch(*arguments)
+
+    def end(self) -> None:
+        """End the thread where it waits. Its process must be dead, so that it cannot wait again."""
+        self.parent = getcurrent()
+        self.throw()
 
     def _check(self) -> None:
         """End the thread if its process was killed, and raise `KeyboardInterrupt` if it was interrupted."""
@@ -211,7 +217,11 @@ def sleep(seconds: float) -> None:
 
 @contextmanager
 def simulated(world: World) -> Iterator[None]:
-    """Patch the package so that `LockClient` uses the simulated threads, events, locks, queues and sleeps."""
+    """Patch the package so that `LockClient` uses the simulated threads, events, locks, queues and sleeps.
+
+    At the end, end all threads. Garbage collection does not see what a suspended greenlet refers to, so a
+    thread that still waited would keep the objects of the whole history in memory.
+    """
     threading = SimpleNamespace(Thread=Thread, Event=Event, Lock=Lock)
     world.on_clock = _delay
     with (
@@ -221,6 +231,10 @@ def simulated(world: World) -> Iterator[None]:
         patch.object(threads, "time", SimpleNamespace(sleep=sleep)),
     ):
         yield
+        for process in world.processes:
+            process.alive = False
+            for thread in process.threads:
+                thread.end()
 
 
 def _delay(world: World) -> None:

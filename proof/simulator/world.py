@@ -103,6 +103,7 @@ class Process:
     :ivar strips_date: whether a proxy removes the ``Date`` header from the answers to this process.
     :ivar suspended: total time for which the machine was suspended so far, in seconds of true time.
     :ivar pauses: pauses of the process or of one of its threads, each as begin and end in true time.
+    :ivar threads: its threads (threads.py), ended ones included.
     """
 
     def __init__(self, world: World, name: str, machine: Machine) -> None:
@@ -114,6 +115,7 @@ class Process:
         self.strips_date = world.proxied and world.random.random() < 0.5
         self.suspended = 0.0
         self.pauses: list[tuple[float, float]] = []
+        self.threads: list[Any] = []
         self._ready: deque[Handle] = deque()
         self._coroutines: list[Coroutine[Any, Any, Any]] = []
 
