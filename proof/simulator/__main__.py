@@ -90,6 +90,7 @@ def show_one(seed: int, mutation: str | None) -> int:
 def show_many(first: int, histories: int | None, minutes: float | None, report: Path | None) -> int:
     """Play many histories, and print the number of faults and the violations. Returns the exit status."""
     begun = time.monotonic()
+    shown: list[int] = []  # seeds whose violations were printed
     with console.status("playing histories") as status:
 
         def show_progress(summary: Summary) -> None:
@@ -97,6 +98,9 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
             status.update(progress)
             if not console.is_terminal and summary.histories % 10_000 < BATCH:
                 print(f"{progress}, after {time.monotonic() - begun:.0f} s", flush=True)
+            for verdict in summary.bad[len(shown) :]:
+                console.print(f"[red]seed {verdict.seed}: {verdict.violations[0]}[/]", soft_wrap=True)
+                shown.append(verdict.seed)
 
         summary = play_many(first, histories, minutes, show_progress)
     took = time.monotonic() - begun
@@ -110,8 +114,6 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
     for fault, times in sorted(summary.faults.items()):
         table.add_row(fault, f"{times:,}")
     console.print(table)
-    for verdict in summary.bad[:20]:
-        console.print(f"[red]seed {verdict.seed}: {verdict.violations[0]}[/]", soft_wrap=True)
     if summary.bad:
         console.print(
             f"{len(summary.bad)} histories have violations. Print the first one with "

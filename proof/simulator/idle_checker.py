@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from airflow_dynamo_lock.core.table.position import ticket_of
+from airflow_dynamo_lock.core.table.position import head_at
 from proof.simulator.expressions import Item
 from proof.simulator.lease_use import NEVER
 from proof.simulator.queue_checker import QueueChecker
@@ -45,7 +45,8 @@ class IdleChecker:
             if idle > self.longest_beside_dead and self.queue.has_waited_since(key, since):
                 return f"{key} was idle from {since:.1f} on for {idle:.1f} s beside a living waiter"
             if idle > self.longest and "queue_head" in before and self.queue.undisturbed(key, after, since):
-                head = ticket_of(before["queue_head"]["S"])
-                if not any(self.queue.ticket(key, each) > head for each in after["holders"]["M"]):
+                head = before["queue_head"]["S"]
+                # A head before the one that was granted names a waiter that has gone.
+                if not any(head_at(self.queue.position(key, each)) > head for each in after["holders"]["M"]):
                     return f"{key} was idle from {since:.1f} on for {idle:.1f} s beside living waiters"
         return None

@@ -196,7 +196,9 @@ class QueueChecker:
         if read is not None and head is not None and before["queue_head"]["S"] < head:
             return "a waiter that lowered the queue head after the sender had read the queue"
         if after.get("queue_head") != before["queue_head"]:
-            passed = self._passed_by_head(key, lease_id, before, after, self.sent if read is None else read)
+            passed = self._passed_by_head(
+                process, key, lease_id, before, after, self.sent if read is None else read
+            )
             if passed is not None:
                 return passed
         free = int(after["available"]["N"])
@@ -267,11 +269,13 @@ class QueueChecker:
             beat = min(beat, int(holder["M"]["renewed_at"]["N"]) / 1000 - BEGIN)
         return beat + int(holder["M"]["lease_ms"]["N"]) / 1050 - _DEAD_EARLIER - self.apart
 
-    def _passed_by_head(self, key: str, lease_id: str, before: Item, after: Item, read: float) -> str | None:
+    def _passed_by_head(
+        self, process: Process, key: str, lease_id: str, before: Item, after: Item, read: float
+    ) -> str | None:
         """Return a living waiter that the grant moved the head past, or None.
 
-        The head may pass only the dead, the new holder itself, and waiters that had taken a ticket and not
-        yet written their item when the queue was read.
+        The head may pass only the dead, the new holder itself, waiters that had taken a ticket and not yet
+        written their item when the queue was read, and those that the sender has left to its successor.
         """
         head = after["queue_head"]["S"] if "queue_head" in after else "~"
         holder = about_of(after["holders"]["M"][lease_id]["M"])["actor"]
@@ -287,6 +291,7 @@ class QueueChecker:
                 and not self._was_holder(key, item, read)
                 and (enqueued <= read or read < self.ticket_times.get((key, ticket_of(position)), read))
                 and enqueued < recently
+                and not self._gave_up(process, (key, entry), actor)
                 and self._alive_since(key, entry, item, recently)
             ):
                 return f"{actor} at position {position}, which the queue head passed"
@@ -359,10 +364,10 @@ class QueueChecker:
             for at, item in self._waiters(key)
         )
 
-    def ticket(self, key: str, lease_id: str) -> int:
-        """Return the ticket of a waiter; 0 if it has no entry."""
+    def position(self, key: str, lease_id: str) -> str:
+        """Return the last position of a waiter; empty if it has no entry."""
         entries = [entry for (of, entry), each in self._lease_id.items() if (of, each) == (key, lease_id)]
-        return max((ticket_of(entry.removeprefix(WAITER_ENTRY)) for entry in entries), default=0)
+        return max(entries, default="").removeprefix(WAITER_ENTRY)
 
     def _lives(self, actor: str) -> bool:
         """Whether an actor waits, in a process that runs."""
