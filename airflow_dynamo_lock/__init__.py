@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "AsyncLockClient": "client.async_client",
     "CapacityMismatchError": "core.model.errors",
+    "Decision": "core.model.decisions",
     "Draining": "core.model.outcomes",
     "DynamoLock": "airflow.task_group",
     "DynamoLockAcquireOperator": "airflow.operators",
@@ -35,17 +36,21 @@ _MODULES = {
     "LockLostError": "core.model.errors",
     "LockNotFoundError": "core.model.errors",
     "LockNotHeldError": "core.model.errors",
+    "LockNotWaitingError": "core.model.errors",
     "LockRecord": "core.model.record",
     "LockRecordError": "core.model.errors",
+    "LockRemovedError": "core.model.errors",
     "LockSettings": "airflow.hooks",
     "LockTableError": "core.model.errors",
     "LockTimeoutError": "core.model.errors",
     "LockUnavailableError": "core.model.errors",
     "LockValueError": "core.model.errors",
     "LockVersionError": "core.model.errors",
+    "Loss": "core.model.decisions",
     "Lost": "core.model.outcomes",
     "QueuePosition": "core.model.record",
     "Released": "core.model.outcomes",
+    "Removal": "core.model.decisions",
     "Renewed": "core.model.outcomes",
     "StillHeld": "core.model.outcomes",
     "Waiter": "core.model.record",
@@ -69,6 +74,9 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.client.sdk import sdk_config as sdk_config
     from airflow_dynamo_lock.client.sync_client import LockClient as LockClient
     from airflow_dynamo_lock.client.threads import KeepAlive as KeepAlive
+    from airflow_dynamo_lock.core.model.decisions import Decision as Decision
+    from airflow_dynamo_lock.core.model.decisions import Loss as Loss
+    from airflow_dynamo_lock.core.model.decisions import Removal as Removal
     from airflow_dynamo_lock.core.model.errors import CapacityMismatchError as CapacityMismatchError
     from airflow_dynamo_lock.core.model.errors import LockAccessError as LockAccessError
     from airflow_dynamo_lock.core.model.errors import LockDeadlockError as LockDeadlockError
@@ -76,7 +84,9 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.errors import LockLostError as LockLostError
     from airflow_dynamo_lock.core.model.errors import LockNotFoundError as LockNotFoundError
     from airflow_dynamo_lock.core.model.errors import LockNotHeldError as LockNotHeldError
+    from airflow_dynamo_lock.core.model.errors import LockNotWaitingError as LockNotWaitingError
     from airflow_dynamo_lock.core.model.errors import LockRecordError as LockRecordError
+    from airflow_dynamo_lock.core.model.errors import LockRemovedError as LockRemovedError
     from airflow_dynamo_lock.core.model.errors import LockTableError as LockTableError
     from airflow_dynamo_lock.core.model.errors import LockTimeoutError as LockTimeoutError
     from airflow_dynamo_lock.core.model.errors import LockUnavailableError as LockUnavailableError

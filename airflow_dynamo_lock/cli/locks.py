@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +27,7 @@ from airflow_dynamo_lock.core.model.errors import (
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
+from airflow_dynamo_lock.core.model.text import readable
 
 _CLAIM = ("slots", "capacity", "mode", "fair", "priority", "owner")
 
@@ -246,9 +250,10 @@ def waiters(where: Settings, key: str) -> None:
 @click.command("break")
 @click.argument("key")
 @click.argument("lease_id", required=False)
+@click.option("--reason", help="Why; the holder's error shows it, with the name of who breaks the lock.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @settings
-def break_(where: Settings, key: str, lease_id: str | None, yes: bool) -> None:
+def break_(where: Settings, key: str, lease_id: str | None, reason: str | None, yes: bool) -> None:
     """Take a lock away from its holder.
 
     The holder learns of it at its next heartbeat, and may work until then. Check first that its work has ended, or
@@ -270,11 +275,28 @@ def break_(where: Settings, key: str, lease_id: str | None, yes: bool) -> None:
         click.echo(
             f"The lock {key!r} is held by {holder.describe(record.read_at_ms)} (lease {lease_id}).", err=True
         )
-        if not sys.stdin.isatty():
-            raise LockValueError("There is no terminal on which to ask for confirmation: add --yes.")
-        if not click.confirm("Break it?", err=True):
-            raise LockError("Not broken.")
-    locks.break_lock(key, lease_id)
+        _confirm("Break it?", "Not broken.")
+    locks.break_lock(key, lease_id, by=_who(), reason=reason)
+
+
+@click.command("remove-waiter")
+@click.argument("key")
+@click.argument("lease_id")
+@click.option("--reason", help="Why; the waiter's error shows it, with the name of who removes it.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@settings
+def remove_waiter(where: Settings, key: str, lease_id: str, reason: str | None, yes: bool) -> None:
+    """Remove a waiter from the queue of a lock.
+
+    Its wait ends with an error, and it does not queue again. LEASE_ID is in the last column of `waiters`.
+    """
+    locks = where.locks()
+    if not yes:
+        for waiter in locks.waiters(key):
+            if waiter.lease_id == lease_id:
+                click.echo(f"{readable(waiter.owner)} waits since {show.since(waiter.since)}.", err=True)
+                _confirm("Remove it from the queue?", "Not removed.")
+    locks.remove_waiter(key, lease_id, by=_who(), reason=reason)
 
 
 @click.command()
@@ -293,7 +315,28 @@ def capacity(where: Settings, key: str, number: int | None, unset: bool) -> None
         show.show(show.LOCK_COLUMNS, show.lock_rows([record]))
 
 
-COMMANDS = (acquire, renew, release, get, list_, watch, waiters, break_, capacity)
+COMMANDS = (acquire, renew, release, get, list_, watch, waiters, remove_waiter, break_, capacity)
+
+
+def _who() -> str:
+    """The user of this command and its host, for the record."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _confirm(question: str, refused: str) -> None:
+    """Return if the user confirms.
+
+    :raises LockValueError: there is no terminal.
+    :raises LockError: the user does not.
+    """
+    if not sys.stdin.isatty():
+        raise LockValueError("There is no terminal on which to ask for confirmation: add --yes.")
+    if not click.confirm(question, err=True):
+        raise LockError(refused)
 
 
 def _print_lease(where: Settings, lease: Lease) -> None:

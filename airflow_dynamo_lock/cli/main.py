@@ -18,6 +18,8 @@ from airflow_dynamo_lock.core.model.errors import (
     LockError,
     LockLostError,
     LockNotHeldError,
+    LockNotWaitingError,
+    LockRemovedError,
     LockTimeoutError,
     LockValueError,
 )
@@ -123,7 +125,14 @@ def run_command(arguments: list[str] | None = None) -> int:
 
 def _exit_code(failure: LockError) -> int:
     match failure:
-        case LockTimeoutError() | LockDeadlockError() | LockLostError() | LockNotHeldError():
+        case (
+            LockTimeoutError()
+            | LockDeadlockError()
+            | LockRemovedError()
+            | LockLostError()
+            | LockNotHeldError()
+            | LockNotWaitingError()
+        ):
             return NOT_OURS
         case LockValueError() | CapacityMismatchError():
             return USAGE

@@ -10,9 +10,11 @@ from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.claim import Mode
+from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.errors import LockNotHeldError
 from airflow_dynamo_lock.core.model.lease import Lease
-from airflow_dynamo_lock.core.model.record import Holder, LockRecord
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
+from airflow_dynamo_lock.core.model.text import readable
 from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.log import log
@@ -46,8 +48,13 @@ class Administration:
         record = yield from self.operations.requests.get(self.format.checked_key(key))
         holder = record.holders.get(lease_id) if record else None
         if record is None or holder is None or holder.acquired_at_ms is None:
+            lost = (
+                record is not None and record.last_loss is not None and record.last_loss.lease_id == lease_id
+            )
+            how = f": {record.end_of(lease_id)}" if record is not None and lost else ""
             raise LockNotHeldError(
-                f"The lease {lease_id} does not hold the lock {key!r}. {record.describe() if record else 'Not locked'}."
+                f"The lease {lease_id} does not hold the lock {key!r}{how}. "
+                f"{record.describe() if record else 'Not locked'}."
             )
         return Lease(
             key=key,
@@ -68,10 +75,11 @@ class Administration:
         slots, capacity = _wanted(slots, mode)
         return self.operations.acquiring.look(self.format.checked_key(key), slots, capacity)
 
-    def break_lock(self, key: str, lease_id: str) -> Operation[Holder]:
+    def break_lock(self, key: str, lease_id: str, by: str | None, reason: str | None) -> Operation[Holder]:
         """End a lease although it is valid, and log the risk."""
         arguments.checked_id("A lease id", lease_id)
-        broken = yield from self.operations.admin.break_(self.format.checked_key(key), lease_id)
+        decision = _decision(by, reason)
+        broken = yield from self.operations.admin.break_(self.format.checked_key(key), lease_id, decision)
         log.warning(
             "Broke the lock %r, held by %s (lease %s): until that holder notices, at its next heartbeat, its work and "
             "a successor's may overlap.",
@@ -80,6 +88,19 @@ class Administration:
             lease_id,
         )
         return broken.holder
+
+    def remove_waiter(self, key: str, lease_id: str, by: str | None, reason: str | None) -> Operation[Waiter]:
+        """Remove a waiter from the queue, and log that."""
+        require(self.format, Feature.QUEUE)
+        arguments.checked_id("A lease id", lease_id)
+        decision = _decision(by, reason)
+        waiter = yield from self.operations.admin.remove_waiter(
+            self.format.checked_key(key), lease_id, decision
+        )
+        log.warning(
+            "Removed %s (lease %s) from the queue of the lock %r.", readable(waiter.owner), lease_id, key
+        )
+        return waiter
 
     def forget(self, key: str) -> Operation[bool]:
         """Delete the record of a lock without holders and waiters."""
@@ -96,6 +117,14 @@ class Administration:
         else:
             log.warning("Set the capacity of the lock %r to %d.", key, capacity)
         return outcome.record
+
+
+def _decision(by: str | None, reason: str | None) -> Decision:
+    """Who decided, and why: texts that are short enough for the record."""
+    return Decision(
+        by=arguments.checked_note("by", by) if by else None,
+        reason=arguments.checked_note("The reason", reason) if reason else None,
+    )
 
 
 def _wanted(slots: int, mode: Mode) -> tuple[int, int | None]:

@@ -75,6 +75,7 @@ class WaitForSlots:
     :ivar seconds: timeout; None waits without a limit.
     :ivar capacity: capacity that the waiter claims; None for a waiter that acquires nothing and accepts any capacity.
     :ivar place: the waiter's place in the queue, as in `core.table.position`; None if it has none.
+    :ivar lease_id: lease id in the waiter's entry in the queue; None if it has none.
     :ivar on_position: called with the position in the queue whenever it may have changed.
     """
 
@@ -85,6 +86,7 @@ class WaitForSlots:
     seconds: float | None
     capacity: int | None = None
     place: str | None = None
+    lease_id: str | None = None
     on_position: Callable[[QueuePosition], None] | None = None
 
 

@@ -32,6 +32,7 @@ from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.lease import Lease, Term
 from airflow_dynamo_lock.core.model.limits import MARGIN, WAITING_PREFIX
 from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY
+from airflow_dynamo_lock.core.table.items import REMOVED_PREFIX
 from proof.simulator.dynamodb import ItemKey
 from proof.simulator.expressions import Item
 from proof.simulator.idle_checker import IdleChecker
@@ -321,6 +322,8 @@ class Checker:
         """Check the leases that a write grants."""
         process, key, after = write.process, write.key, write.after
         for lease_id in write.granted:
+            if write.before is not None and REMOVED_PREFIX + lease_id in write.before:
+                self.report(f"{process.name} acquired {key} as {lease_id}, which a person had removed (R15)")
             self._check_not_retaken((key, lease_id), write.new[lease_id]["M"])
             self.granted[key, lease_id] = self.world.now, int(after["capacity"]["N"])
             overtaken = self.queue.overtaken(process, key, lease_id, write.before, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,9 @@ class Faults:
             world.at(rng.uniform(0.5, latest), None, rng.choices(events, weights)[0])
         if rng.random() < 0.06:
             world.at(rng.uniform(0.5, ends), None, self._suspend_all)
+        people = random.Random(f"removals of {world.seed}")
+        for _ in range(people.choice([1, 2, 4]) if people.random() < 0.12 else 0):
+            world.at(people.uniform(0.5, ends), None, self._remove_waiter)
 
     def schedule_stream(self, stream: Stream, ends: float) -> None:
         """Choose what happens to the table's stream, and schedule it before the time `ends`.
@@ -170,6 +174,23 @@ class Faults:
                 await locks.break_lock(key, next(iter(record.holders)))
 
         self.history.start(process, f"breaks {key}", break_it())
+
+    def _remove_waiter(self) -> None:
+        """Remove a waiter from the queue of a lock by hand."""
+        process, key = self._operator(), self.world.random.choice(self.history.keys)
+
+        async def remove_it() -> None:
+            locks = self.history.connect(process)
+            if waiters := await locks.waiters(key):
+                chosen = self.world.random.choice(waiters)
+                try:
+                    await locks.remove_waiter(key, chosen.lease_id, by="a person")
+                except LockError as failure:  # it has just been granted the lock, or has gone
+                    self.world.log(f"does not remove a waiter: {failure}", process)
+                else:
+                    self.world.faults["waiter removed"] += 1
+
+        self.history.start(process, f"removes a waiter for {key}", remove_it())
 
     def _set_capacity(self) -> None:
         """Pin the capacity of a lock by hand, perhaps to the present one, and perhaps unpin it."""

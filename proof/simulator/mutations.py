@@ -261,7 +261,7 @@ MUTATIONS = {
     "unknown-is-success": Mutation(
         "R6: a heartbeat without an answer does not count as a renewal",
         _patched(Renewing, "renew", _renewed_without_answer),
-        seed=0,
+        seed=44,
     ),
     "observation-too-short": Mutation(
         "R3: an observation covers the whole lease", _patched(Observer, "see", _see_too_early), seed=53
@@ -317,7 +317,7 @@ MUTATIONS = {
     "token-kept-by-reclaim": Mutation(
         "R10: every grant increases the token",
         _rewritten("reclaim", (r"#token = #token \+ :one, ", "")),
-        seed=0,
+        seed=3,
     ),
     "token-base-from-host-clock": Mutation(
         "R10: a token from a wrong wall clock is corrected before a caller receives it",
@@ -342,7 +342,7 @@ MUTATIONS = {
     "dead-unseen-by-poller": Mutation(
         "R11: the poller wakes waiters for the slots of dead holders",
         lambda: [patch("airflow_dynamo_lock.core.wait.poller.free_slots", _free_slots_without_dead)],
-        seed=0,
+        seed=3,
     ),
     "newcomer-overtakes": Mutation(
         "queue: a newcomer does not overtake waiters",
@@ -907,6 +907,26 @@ MUTATIONS = {
         "R14: a waiter for a lock that it holds itself ends at once",
         _patched(NestedWait, "check_own", lambda *_: None),
         test="tests/core/test_deadlock.py::test_a_wait_for_an_own_lock_is_an_error_at_once",
+    ),
+    "removed-waiter-granted": Mutation(
+        "R15: a grant requires that no person has removed the claim",
+        _patched(grant_writes, "_NOT_REMOVED", ""),
+        test="tests/core/test_decisions.py::test_a_waiter_that_is_removed_while_it_takes_the_lock_does_not_get_it",
+    ),
+    "holder-removed": Mutation(
+        "R15: a waiter that has been granted the lock is not removed",
+        _edited(NativeFormat.note_removal, (" AND attribute_not_exists(#holders.#me)", "")),
+        test="tests/core/test_decisions.py::test_a_waiter_that_has_just_been_granted_the_lock_is_not_removed",
+    ),
+    "removal-unread": Mutation(
+        "R15: a waiter ends when it reads that it was removed",
+        _patched(attempt, "_check_not_removed", lambda *_: None),
+        test="tests/core/test_decisions.py::test_a_removed_waiter_ends_with_the_reason",
+    ),
+    "removed-waiter-sleeps": Mutation(
+        "R15: the poller wakes a waiter that was removed",
+        _edited(Poller._notify, ("if waiter.wants.lease_id in record.removals:", "if False:")),
+        test="tests/core/test_poller.py::test_a_waiter_that_was_removed_is_woken_although_the_lock_is_taken",
     ),
     "newer-version-overwritten": Mutation(
         "R13: a record of a newer format version is not written to",

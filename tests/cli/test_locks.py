@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -328,6 +329,36 @@ def test_break_says_whose_it_is_and_asks_first(shell: Shell, locks: LockClient, 
     assert "nothing to break" in said(shell("break", f"{key}/other"), NOT_OURS)
 
 
+def test_the_record_says_who_broke_a_lease_and_why(shell: Shell, locks: LockClient, key: str) -> None:
+    lease = locks.acquire(key)
+    assert said(shell("break", key, "--yes", "--reason", "a drill"), DONE) == ""
+
+    loss = json.loads(shell("get", key, "--json").stdout)["last_loss"]
+    assert (loss["lease_id"], loss["broken"], loss["reason"]) == (lease.lease_id, True, "a drill")
+    assert loss["by"].endswith(f"@{socket.gethostname()}")
+    assert f"it was broken by {loss['by']} (a drill) at " in said(
+        shell("renew", key, lease.lease_id), NOT_OURS
+    )
+
+
+def test_a_waiter_is_removed_after_a_question(shell: Shell, locks: LockClient, key: str) -> None:
+    locks.acquire(key)
+    waiting = shell.start("run", key, "--", "true")
+    wait_until(lambda: locks.waiters(key))
+    (waiter,) = locks.waiters(key)
+
+    refused = said(shell("remove-waiter", key, waiter.lease_id), USAGE)
+    assert "waits since" in refused
+    assert "add --yes" in refused
+    assert said(shell("remove-waiter", key, waiter.lease_id, "--yes", "--reason", "a drill"), DONE) == ""
+
+    _, complaint = waiting.communicate(timeout=PATIENCE)
+    assert waiting.returncode == NOT_OURS
+    assert "was ended by " in complaint
+    assert "(a drill): ask there before you run it again." in complaint
+    assert "does not wait for the lock" in said(shell("remove-waiter", key, "nobody", "--yes"), NOT_OURS)
+
+
 def test_who_is_asked_may_say_no_to_break(shell: Shell, locks: LockClient, key: str) -> None:
     locks.acquire(key)
     with terminal(shell, f"$DYNAMO_LOCK break {key}; echo exit $?.") as there:
@@ -471,6 +502,7 @@ def test_wrong_arguments(shell: Shell, arguments: list[str], sentence: str) -> N
         ["watch"],
         ["waiters", "k"],
         ["break", "k"],
+        ["remove-waiter", "k", "l"],
         ["capacity", "k", "2"],
         ["table", "check"],
         ["migrate", "--from-format", "awsflock", "--from-table", "nowhere"],

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.client.leases import lease_of
+from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.errors import LockValueError
-from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.limits import LAST_MS, SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Draining, Granted, Lost, Released
@@ -177,9 +177,9 @@ def test_a_damaged_mean_counts_as_unknown_and_is_replaced(world: World, host: Ho
 
 
 def test_times_that_cannot_be_right_leave_the_mean_as_it_is() -> None:
-    assert HoldTime(NOW, 4 * MIN).mean(NOW - 1) is None
-    assert HoldTime(NOW, None).mean(NOW) == 0
-    assert HoldTime(NOW, 8).mean(NOW) == 7
+    assert Ending("me", NOW, 4 * MIN).mean(NOW - 1) is None
+    assert Ending("me", NOW, None).mean(NOW) == 0
+    assert Ending("me", NOW, 8).mean(NOW) == 7
 
 
 def test_a_lease_takes_the_mean_with_it_to_the_process_that_releases_it(world: World, host: Host) -> None:

@@ -54,11 +54,13 @@ class Poll:
         poll_interval: float = 1.0,
         place: str | None = None,
         capacity: int | None = None,
+        lease_id: str | None = None,
     ) -> WaiterHandle:
         def wake(failure: Exception | None) -> None:
             self.told.append(who if failure is None else (who, failure))
 
-        ticket = WaiterHandle(WaitForSlots(key, slots, takes, poll_interval, None, capacity, place), wake)
+        wants = WaitForSlots(key, slots, takes, poll_interval, None, capacity, place, lease_id)
+        ticket = WaiterHandle(wants, wake)
         self.watch.add(ticket)
         return ticket
 
@@ -250,6 +252,14 @@ def test_the_first_in_the_queue_is_not_woken_while_the_lock_is_held() -> None:
     poll.wait("first", place=FIRST)
     poll.once({**lock(), "queue_head": encode(FIRST)})
     assert poll.told == []
+
+
+def test_a_waiter_that_was_removed_is_woken_although_the_lock_is_taken() -> None:
+    poll = Poll()
+    poll.wait("first", place=FIRST, lease_id="one")
+    poll.wait("third", place=THIRD, lease_id="three")
+    poll.once({**lock(), "queue_head": encode(FIRST), "removed:three": encode({"at": 1})})
+    assert poll.told == ["third"]
 
 
 def test_with_a_stream_what_is_free_is_read_again_at_the_next_interval_until_it_is_gone() -> None:

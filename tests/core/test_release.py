@@ -78,7 +78,7 @@ def test_a_late_release_leaves_the_successors_lock_alone(world: World, host: Hos
 
 
 def test_releasing_what_was_never_taken_makes_no_record(world: World, host: Host) -> None:
-    assert host.release() == Lost(None)
+    assert host.release() == Lost(None, "a")
     assert world.item() is None
 
 

@@ -91,7 +91,7 @@ def test_a_heartbeat_of_a_lease_that_is_not_among_the_holders_says_so_and_change
 
 
 def test_a_heartbeat_never_makes_a_record(world: World, host: Host) -> None:
-    assert host.heartbeat("mine") == Lost(None)
+    assert host.heartbeat("mine") == Lost(None, "mine")
     assert world.item() is None
 
 

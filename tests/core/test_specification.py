@@ -11,8 +11,9 @@ import pytest
 
 from airflow_dynamo_lock.core.effects import Request
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.decisions import NOBODY, Removal
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Enter, Heartbeat
-from airflow_dynamo_lock.core.model.hold_time import HoldTime
+from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
 from airflow_dynamo_lock.core.table.grant_writes import GrantWrites
 from airflow_dynamo_lock.core.table.items import ATTRIBUTES, holder_values, waiter_values
@@ -61,10 +62,11 @@ MADE: Mapping[str, Sequence[Request]] = {
     },
     "leave": [WRITES.leave(KEY, "me", "p", 30_000, STAMP)],
     "release": [
-        WRITES.release(KEY, "me", 1, STAMP, confirmed=True, held=HoldTime(1, None), leaving=leaving)
+        WRITES.release(KEY, "me", 1, STAMP, confirmed=True, ending=Ending("me", 1, None), leaving=leaving)
         for leaving in (None, "p")
     ],
-    "break_": [WRITES.break_(KEY, a_holder("me"), STAMP)],
+    "break_": [WRITES.break_(KEY, a_holder("me"), STAMP, NOBODY)],
+    "note_removal": [WRITES.note_removal(KEY, "me", Removal(0), ["other"])],
     "take_ticket": [WRITES.take_ticket(KEY, 0, ALONE, STAMP)],
     "lower_head": [WRITES.lower_head(KEY, "0999/000000000000001/a")],
     "clear_head": [WRITES.clear_head(KEY, "0999/000000000000001/a")],

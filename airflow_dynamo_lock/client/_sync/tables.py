@@ -64,17 +64,37 @@ class Table(ThreadRuntime):
         """
         return self._run(self._core.administration.forget(key))
 
-    def break_lock(self, key: str, lease_id: str) -> Holder:
+    def break_lock(
+        self, key: str, lease_id: str, *, by: str | None = None, reason: str | None = None
+    ) -> Holder:
         """Take a lease away from its holder: for people who know that its work must not go on, or does not.
 
         Until the holder notices, at its next heartbeat, its work and a successor's may overlap.
 
         :param key: the lock.
         :param lease_id: the lease, as the record shows it.
+        :param by: who breaks it. The record keeps this and the reason, and the holder's error shows them. Each has at
+            most 500 bytes.
+        :param reason: why.
         :returns: the holder as it was.
         :raises LockNotHeldError: that lease is not among the holders.
         """
-        return self._run(self._core.administration.break_lock(key, lease_id))
+        return self._run(self._core.administration.break_lock(key, lease_id, by, reason))
+
+    def remove_waiter(
+        self, key: str, lease_id: str, *, by: str | None = None, reason: str | None = None
+    ) -> Waiter:
+        """Remove a waiter from the queue of a lock. Its wait ends with `LockRemovedError`, which shows who removed it,
+        and why.
+
+        :param key: the lock.
+        :param lease_id: the waiter's lease id, as `waiters` shows it.
+        :param by: who removes it. Each of this and the reason has at most 500 bytes.
+        :param reason: why.
+        :returns: the waiter as it was.
+        :raises LockNotWaitingError: it is not in the queue, or has just been granted the lock.
+        """
+        return self._run(self._core.administration.remove_waiter(key, lease_id, by, reason))
 
     def set_capacity(self, key: str, capacity: int | None) -> LockRecord:
         """Set the capacity of a semaphore, also while it is held. It overrides the capacity of all claims until the

@@ -42,9 +42,10 @@ from airflow_dynamo_lock.core.foreign.s3_requests import (
 from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.arguments import checked_key
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
+from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
-from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.model.text import utc
 from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS, took_over
@@ -273,11 +274,11 @@ class S3Objects(S3Requests, OneHolder):
         stamp: Stamp,
         *,
         confirmed: bool,
-        held: HoldTime | None = None,
+        ending: Ending | None = None,
         leaving: str | None = None,
     ) -> Request:
         """Free the lock, if no process but `leaving` is inside (R8). There is no token and no queue, so `confirmed` and
-        `held` are not used."""
+        `ending` are not used."""
         inside = set() if leaving is None else {leaving}
 
         def change(now: Object | None) -> Object | None:
@@ -295,7 +296,7 @@ class S3Objects(S3Requests, OneHolder):
         """
         self._unsupported()
 
-    def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:
+    def break_(self, key: str, holder: Holder, stamp: Stamp, decision: Decision | None = None) -> Request:
         """Remove a lease, even with processes inside. Only people decide that."""
 
         def change(now: Object | None) -> Object | None:

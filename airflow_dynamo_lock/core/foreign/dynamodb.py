@@ -20,8 +20,9 @@ from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.foreign.item import OURS, ForeignItem
 from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
-from airflow_dynamo_lock.core.model.hold_time import HoldTime
+from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.codec import encode
@@ -162,11 +163,11 @@ class ForeignTable(ForeignItem):
         stamp: Stamp,
         *,
         confirmed: bool,
-        held: HoldTime | None = None,
+        ending: Ending | None = None,
         leaving: str | None = None,
     ) -> Request:
         """Free the lock, if no process but `leaving` is inside (R8). There is no token and no queue, so `confirmed` and
-        `held` are not used."""
+        `ending` are not used."""
         inside = "size(#ours.#processes) = :inside"
         if leaving is not None:
             inside += " AND attribute_exists(#ours.#processes.#process)"
@@ -177,7 +178,7 @@ class ForeignTable(ForeignItem):
         """Delete the item of a free lock. There is no token, so `latest_token` is not used."""
         return self._request("DeleteItem", key, "", *self.free_condition)
 
-    def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:
+    def break_(self, key: str, holder: Holder, stamp: Stamp, decision: Decision | None = None) -> Request:
         """Remove a lease, even with processes inside. Only people decide that."""
         return self._free(key, *self._unchanged(holder), stamp)
 

@@ -27,5 +27,5 @@ class OneHolder:
         )
 
     acquire_slots = remove_dead = set_capacity = create = transaction = _unsupported
-    take_ticket = take_exact_ticket = lower_head = clear_head = advance_head = _unsupported
+    take_ticket = take_exact_ticket = lower_head = clear_head = advance_head = note_removal = _unsupported
     put_entry = hand_over_entry = delete_entry = read_queue = lock_in = waiters = _unsupported

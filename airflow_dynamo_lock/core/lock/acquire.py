@@ -16,6 +16,7 @@ from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import (
     LockDeadlockError,
     LockError,
+    LockRemovedError,
     LockTimeoutError,
     LockUnavailableError,
 )
@@ -29,6 +30,8 @@ from airflow_dynamo_lock.log import log
 
 # Shortest timeout of a request, in seconds, even if the caller has less time left.
 _ANSWER_WITHIN = 3.0
+# Errors after which a waiter does not come back, so it leaves its queues at once.
+_ENDS_THE_WAIT = (LockDeadlockError, LockRemovedError, LockTimeoutError)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Acquiring:
         :param holding: leases that the caller does not release before this acquire ends (R14).
         :raises LockTimeoutError: a lock was not free in time; the message names its holders.
         :raises LockDeadlockError: the wait would never end.
+        :raises LockRemovedError: a person removed the waiter from a queue.
         :raises LockUnavailableError: DynamoDB could not be reached until the timeout.
         """
         deadline = None if timeout is None else now + timeout
@@ -150,13 +154,14 @@ class Acquiring:
                     poll_interval=poll_interval,
                     seconds=None if deadline is None else max(0.0, deadline - now),
                     place=mine[claim.key].place if claim.key in mine else None,
+                    lease_id=mine[claim.key].lease_id if claim.key in mine else None,
                     on_position=report_position,
                 )
                 now = (yield wants) if nested is None else (yield from nested.wait(wants, now))
         except BaseException as failure:
             # Ctrl-C leaves time to dequeue; cancellation or an outage may not.
             interrupted = undo and isinstance(failure, (KeyboardInterrupt, SystemExit))
-            gave_up = interrupted or isinstance(failure, (LockTimeoutError, LockDeadlockError))
+            gave_up = interrupted or isinstance(failure, _ENDS_THE_WAIT)
             if nested is not None and gave_up:
                 yield from nested.end()
             if mine and gave_up:

@@ -10,16 +10,19 @@ from typing import Any
 from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.requests import ROUNDS, Requests
+from airflow_dynamo_lock.core.model.decisions import NOBODY, Decision, Removal
 from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockNotHeldError,
+    LockNotWaitingError,
     LockRecordError,
     LockUnavailableError,
 )
 from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from airflow_dynamo_lock.core.model.outcomes import Broken, CapacitySet
-from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
+from airflow_dynamo_lock.core.queue.queue import WaitQueue
 from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.log import log
@@ -27,6 +30,9 @@ from airflow_dynamo_lock.log import log
 # How far a token may be ahead of the time, milliseconds. A record with a token further ahead is not deleted, because
 # `forget` would have to wait too long.
 _AHEAD_MS = 5_000
+# How long the record keeps the notes of removed waiters, in milliseconds, and the maximum number of them. A waiter
+# reads its note within seconds, unless its process is stopped or cut off.
+_REMEMBERED_MS, _MAX_REMOVALS = 3_600_000, 20
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,12 @@ class Admin:
 
     requests: Requests
     observer: Observer
+    queue: WaitQueue
 
-    def break_(self, key: str, lease_id: str) -> Operation[Broken]:
+    def break_(self, key: str, lease_id: str, decision: Decision = NOBODY) -> Operation[Broken]:
         """Remove a lease, even if its holder is alive.
 
+        :param decision: who breaks it, and why; the record keeps that until the next loss.
         :raises LockNotHeldError: the lease is not among the holders.
         """
         record = yield from self.requests.get(key)
@@ -48,7 +56,7 @@ class Admin:
             if holder is None:
                 break
             last = holder
-            reply: Reply = yield self.requests.format.break_(key, holder, self.requests.stamp())
+            reply: Reply = yield self.requests.format.break_(key, holder, self.requests.stamp(), decision)
             if not reply.refused:
                 return Broken(holder)
             retried |= reply.retried
@@ -58,6 +66,38 @@ class Admin:
             return Broken(last)  # an earlier attempt of the SDK was applied (R5)
         raise LockNotHeldError(
             f"The lease {lease_id} does not hold the lock {key!r}, so there is nothing to break. "
+            f"{record.describe() if record else 'Not locked'}."
+        )
+
+    def remove_waiter(self, key: str, lease_id: str, decision: Decision) -> Operation[Waiter]:
+        """Remove a waiter from the queue of a lock. Its wait ends with `LockRemovedError` (R15).
+
+        :param lease_id: the lease id of its claim, as the queue shows it.
+        :param decision: who removes it, and why.
+        :returns: the waiter as it was.
+        :raises LockNotWaitingError: no entry of the queue has this lease id, or it has just been granted the lock.
+        """
+        entries = yield from self.queue.reader.entries_of(key, lease_id, None)
+        record = yield from self.requests.get(key)
+        if entries and record is not None:
+            removal = Removal(self.requests.stamp().best_ms, decision)
+            outdated = [
+                name
+                for name, each in sorted(record.removals.items(), key=lambda item: -item[1].at_ms)
+                if name != lease_id
+            ]
+            recent = [
+                name for name in outdated if removal.at_ms - record.removals[name].at_ms < _REMEMBERED_MS
+            ]
+            outdated = [name for name in outdated if name not in recent[:_MAX_REMOVALS]]
+            write = self.requests.format.note_removal(key, lease_id, removal, outdated[:_MAX_REMOVALS])
+            reply: Reply = yield write
+            if not reply.refused:
+                yield from self.queue.dequeue(entries, None, with_lock=False)
+                return entries[0]
+            record, _ = yield from self.requests.record_after(key, reply, None)
+        raise LockNotWaitingError(
+            f"The claim {lease_id} does not wait for the lock {key!r}, so there is nothing to remove. "
             f"{record.describe() if record else 'Not locked'}."
         )
 

@@ -15,7 +15,12 @@ from airflow_dynamo_lock.core.lock.release import Releasing
 from airflow_dynamo_lock.core.lock.requests import CONFLICT_PAUSE, ROUNDS, Requests
 from airflow_dynamo_lock.core.model.capacity import choose_dead, has_free_slots, with_pinned_capacity
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.errors import LockNotFoundError, LockUnavailableError, LockValueError
+from airflow_dynamo_lock.core.model.errors import (
+    LockNotFoundError,
+    LockRemovedError,
+    LockUnavailableError,
+    LockValueError,
+)
 from airflow_dynamo_lock.core.model.kind import Kind, compatible
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
@@ -68,6 +73,7 @@ class Attempting:
         :param mine: the caller's entries in the queues, by key.
         :raises CapacityMismatchError: a lock is in use with another capacity or mode.
         :raises LockNotFoundError: a lock has no record, and the claim is for existing locks only.
+        :raises LockRemovedError: a person removed the claim's entry from a queue.
         :raises LockUnavailableError: DynamoDB did not serve a request.
         """
         try:
@@ -188,10 +194,13 @@ class Attempting:
         :param seen: the lock as a response has just shown it; None if it was not read.
         :param mine: the claim's entry in the queue; None for a newcomer.
         """
+        if seen is not None:
+            _check_not_removed(seen[0], claim, mine)
         if seen is not None and (seen[0] is None or seen[0].queue_head is None or not claim.fair):
             return (yield from self._write_for(claim, *seen, None, within))
         view = yield from self.queue.reader.look(claim, mine, within)
         self.queue.discard(claim.key, view.dead)
+        _check_not_removed(view.record, claim, mine)
         if not view.enqueued and mine is not None:
             yield from self.queue.enqueue([mine], within)
         return (yield from self._write_for(claim, view.record, view.reply, view, within))
@@ -285,6 +294,14 @@ class Attempting:
         log.info("Removed %d dead holders of the lock %r.", len(some), claim.key)
         record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
         return (yield from self._write_for(claim, record, reply, view, within))
+
+
+def _check_not_removed(record: LockRecord | None, claim: Claim, mine: Waiter | None) -> None:
+    """Return unless the record says that a person has removed the claim from the queue (R15)."""
+    lease_id = claim.lease_id if mine is None else mine.lease_id
+    removal = None if record is None else record.removals.get(lease_id)
+    if removal is not None:
+        raise LockRemovedError.of(claim.key, removal)
 
 
 def _contended(claim: Claim) -> Busy:

@@ -48,4 +48,4 @@ class Operations:
         releasing = Releasing(requests, renewing)
         attempting = Attempting(requests, releasing, Confirming(requests, observer), observer, queue)
         acquiring = Acquiring(requests, attempting, observer, queue)
-        return cls(requests, renewing, releasing, attempting, acquiring, Admin(requests, observer))
+        return cls(requests, renewing, releasing, attempting, acquiring, Admin(requests, observer, queue))

@@ -10,8 +10,8 @@ from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Stamp
 from airflow_dynamo_lock.core.lock.renew import Renewing
 from airflow_dynamo_lock.core.lock.requests import Requests
 from airflow_dynamo_lock.core.model.edits import Drain
+from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockUnavailableError
-from airflow_dynamo_lock.core.model.hold_time import HoldTime
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
@@ -41,7 +41,7 @@ class Releasing:
                 lease_id,
                 lease.slots,
                 confirmed=True,
-                held=_held_so_far(lease),
+                ending=_ending(lease),
                 leaving=process,
             )
             reply, maybe_applied = yield from self._write_again(removal)
@@ -49,13 +49,13 @@ class Releasing:
                 return Released()
             record, _ = yield from self.requests.record_after(key, reply, None)
             if record is None or lease_id not in record.holders:
-                return Released() if maybe_applied else Lost(record)
+                return Released() if maybe_applied else Lost(record, lease_id)
         reply = yield from self.requests.write(
             partial(self.requests.format.leave, key, lease_id, process, lease.lease_ms)
         )
         if reply.refused:
             record, _ = yield from self.requests.record_after(key, reply, None)
-            return Lost(record)
+            return Lost(record, lease_id)
         record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
         holder = record.holders[lease_id]
         if release or (holder.draining and not holder.processes):
@@ -65,7 +65,7 @@ class Releasing:
                 lease.slots,
                 lease.grace_ms,
                 confirmed=True,
-                held=_hold_time(record, holder),
+                ending=_ending_of(record, holder),
             )
             if release or not isinstance(outcome, Draining):
                 return outcome
@@ -92,14 +92,16 @@ class Releasing:
         grace_ms: int,
         *,
         confirmed: bool,
-        held: HoldTime | None = None,
+        ending: Ending | None = None,
     ) -> Operation[Released | Draining | Lost]:
         """Free the slots. While processes are inside, drain the lease instead (R8).
 
         :param confirmed: the caller received the grant.
-        :param held: how long the lease was held, for the mean in the record; None keeps the mean.
+        :param ending: what the release leaves in the record; None leaves nothing.
         """
-        release = partial(self.requests.format.release, key, lease_id, slots, confirmed=confirmed, held=held)
+        release = partial(
+            self.requests.format.release, key, lease_id, slots, confirmed=confirmed, ending=ending
+        )
         reply, retried = yield from self._write_again(release)
         if not reply.refused:
             return Released()
@@ -107,8 +109,8 @@ class Releasing:
         holder = record.holders.get(lease_id) if record is not None else None
         if record is not None and holder is not None and holder.ours:
             slots = holder.slots  # a lease from an XCom may have another number
-            held = held and _hold_time(record, holder)
-            again = partial(self.release, key, lease_id, slots, grace_ms, confirmed=confirmed, held=held)
+            ending = ending and _ending_of(record, holder)
+            again = partial(self.release, key, lease_id, slots, grace_ms, confirmed=confirmed, ending=ending)
             if holder.cooling_down:
                 return Released(holder.hold_until_ms)
             now_ms = self.requests.stamp().best_ms
@@ -116,7 +118,7 @@ class Releasing:
             until_ms = holder.hold_until_ms or 0
             rest_ms = min(until_ms - now_ms, until_ms - (holder.acquired_at_ms or 0))
             if not holder.processes and rest_ms > 0:
-                usual_ms = held.mean(until_ms) if held else None
+                usual_ms = ending.mean(until_ms) if ending else None
                 reply = yield from self.renewing.cool_down(key, holder, rest_ms, usual_ms)
                 if reply.refused:
                     return (yield from again())
@@ -132,7 +134,7 @@ class Releasing:
                 return (yield from again())
             record = outcome.record
         # The lease is gone: by an earlier attempt of this release (R5), or it was lost before.
-        return Released() if retried else Lost(record)
+        return Released() if retried else Lost(record, lease_id)
 
     def release_all(
         self, leases: Sequence[Lease], *, confirmed: bool
@@ -151,7 +153,7 @@ class Releasing:
                     each.slots,
                     self.requests.stamp(),
                     confirmed=confirmed,
-                    held=_held_so_far(each),
+                    ending=_ending(each),
                 )
                 for each in leases
             ]
@@ -174,7 +176,7 @@ class Releasing:
                     lease.slots,
                     lease.grace_ms,
                     confirmed=confirmed,
-                    held=_held_so_far(lease),
+                    ending=_ending(lease),
                 )
             except LockRecordError as damaged:
                 broken = damaged  # release the other leases first
@@ -186,11 +188,15 @@ class Releasing:
         return outcomes
 
 
-def _held_so_far(lease: Lease) -> HoldTime:
-    """How long a lease has been held, and the mean, as its holder knows them."""
-    return HoldTime(lease.acquired_at_ms, lease.usual_ms)
+def _ending(lease: Lease) -> Ending:
+    """What the release of a lease leaves in the record, as its holder knows it."""
+    return Ending(lease.owner, lease.acquired_at_ms, lease.usual_ms)
 
 
-def _hold_time(record: LockRecord, holder: Holder) -> HoldTime | None:
-    """How long a holder has held the lock, and the mean, as the record shows them."""
-    return None if holder.acquired_at_ms is None else HoldTime(holder.acquired_at_ms, record.usual_ms)
+def _ending_of(record: LockRecord, holder: Holder) -> Ending | None:
+    """What the release of a holder's lease leaves in the record, as the record shows it."""
+    return (
+        None
+        if holder.acquired_at_ms is None
+        else Ending(holder.owner, holder.acquired_at_ms, record.usual_ms)
+    )

@@ -67,7 +67,7 @@ class Renewing:
             found, _ = yield from self.requests.record_after(key, reply, time_left(until, reply.received_at))
             holder = found.holders.get(lease_id) if found is not None else None
             if holder is None or not holder.ours:
-                return Lost(found)
+                return Lost(found, lease_id)
             if holder.version == stamp.version:
                 return Renewed(holder, stamp.at)  # an earlier attempt of the SDK was applied (R5)
             if holder.draining and isinstance(edit, Change | Enter | Drain):

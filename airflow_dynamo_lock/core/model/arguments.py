@@ -15,6 +15,7 @@ from airflow_dynamo_lock.core.model.limits import (
     MAX_ID_BYTES,
     MAX_KEY_BYTES,
     MAX_KEYS,
+    MAX_NOTE_BYTES,
     MAX_PRIORITY,
     MAX_SLOTS,
     MIN_CLOCK_SKEW,
@@ -119,6 +120,14 @@ def checked_id(name: str, text: str) -> str:
     size = len(checked_text(name, text).encode())
     if not 0 < size <= MAX_ID_BYTES:
         raise LockValueError(f"{name} has 1 to {MAX_ID_BYTES} bytes, and {shown(text)} has {size}.")
+    return text
+
+
+def checked_note(name: str, text: str) -> str:
+    """A short text for people to read, which becomes part of the record."""
+    size = len(checked_text(name, text).encode())
+    if size > MAX_NOTE_BYTES:
+        raise LockValueError(f"{name} has at most {MAX_NOTE_BYTES} bytes, and {shown(text)} has {size}.")
     return text
 
 

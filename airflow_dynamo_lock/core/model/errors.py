@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_dynamo_lock.core.model.text import readable
 
 if TYPE_CHECKING:
+    from airflow_dynamo_lock.core.model.decisions import Removal
     from airflow_dynamo_lock.core.model.record import LockRecord
 
 
@@ -81,6 +82,23 @@ class LockDeadlockError(LockError):
 
 def _names(keys: tuple[str, ...]) -> str:
     return ", ".join(repr(each) for each in keys)
+
+
+class LockRemovedError(LockError):
+    """A person removed the waiter from the queue (R15)."""
+
+    @classmethod
+    def of(cls, key: str, removal: Removal) -> LockRemovedError:
+        """The error of the removed waiter."""
+        return cls(
+            f"This wait for the lock {key!r} was ended{removal.decision.describe()}: ask there before you run it again."
+            if removal.decision.by
+            else f"This wait for the lock {key!r} was ended by hand{removal.decision.describe()}."
+        )
+
+
+class LockNotWaitingError(LockError):
+    """The waiter to be removed is not in the queue of the lock."""
 
 
 class LockLostError(LockError):

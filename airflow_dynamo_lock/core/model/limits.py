@@ -33,6 +33,9 @@ MAX_KEY_BYTES = 2048
 #: Our limit for the id of a lease or a process, in bytes. Ids are part of the record and of most requests.
 MAX_ID_BYTES = 1024
 
+#: Our limit for the reason of a decision, and the name of who makes it, in bytes: they are part of the record.
+MAX_NOTE_BYTES = 500
+
 #: Share of a lease that its holder does not use (R4, the holder gives up first). The clocks of two machines may differ
 #: in rate by this much.
 MARGIN = 0.1

@@ -65,9 +65,11 @@ class Lost:
     """The lease is not, or no longer, among the holders.
 
     :ivar record: the lock as it is now; None if it has no record.
+    :ivar lease_id: id of the lease.
     """
 
     record: LockRecord | None
+    lease_id: str = ""
 
     def __bool__(self) -> bool:
         """False: the slots are not free. Only `Released` is true."""
@@ -75,9 +77,14 @@ class Lost:
 
     def describe(self) -> str:
         """What happened to the lease, for an error message."""
+        how = (
+            "it was released, broken or reclaimed"
+            if self.record is None
+            else self.record.end_of(self.lease_id)
+        )
         if self.record is None or not self.record.holders:
-            return "it was released, broken or reclaimed, and the lock is not locked now"
-        return f"it was released, broken or reclaimed. {self.record.describe()}"
+            return f"{how}, and the lock is not locked now"
+        return f"{how}. {self.record.describe()}"
 
 
 @dataclass(frozen=True)

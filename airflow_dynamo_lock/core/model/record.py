@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from airflow_dynamo_lock.core.model.decisions import Loss, Removal
 from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.text import duration, iso, readable, utc
 from airflow_dynamo_lock.core.model.waits import Wait
@@ -124,6 +125,10 @@ class LockRecord:
     :ivar last_ticket: number of tickets that the queue has given out.
     :ivar queue_head: place of the first waiter, or a place before it; None if the queue is empty.
     :ivar usual_ms: how long leases are usually held, milliseconds: a running mean; None if unknown.
+    :ivar previous_owner: name of the holder that last released a lease, or whose lease was last broken; None if
+        unknown.
+    :ivar last_loss: the last lease that its holder did not release; None if there was none.
+    :ivar removals: lease id → removal, of waiters that people have recently removed from the queue (R15).
     """
 
     key: str
@@ -140,6 +145,9 @@ class LockRecord:
     last_ticket: int = 0
     queue_head: str | None = None
     usual_ms: int | None = None
+    previous_owner: str | None = None
+    last_loss: Loss | None = None
+    removals: Mapping[str, Removal] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:
@@ -156,6 +164,12 @@ class LockRecord:
         """Whether no response has confirmed the time from which the first token counts (R10)."""
         return self.token_base == "unverified"  # noqa: S105 - no password
 
+    def end_of(self, lease_id: str) -> str:
+        """What is known of the end of a lease that is not among the holders, to complete "The lease: …"."""
+        if self.last_loss is not None and self.last_loss.lease_id == lease_id:
+            return self.last_loss.describe()
+        return "it was released, broken or reclaimed"
+
     def as_dict(self) -> dict[str, Any]:
         """The lock as values for JSON. A shared lock has neither a capacity nor available slots."""
         shared = self.kind is Kind.SHARED
@@ -168,6 +182,9 @@ class LockRecord:
             "available": None if shared else self.available,
             "token": self.token or None,
             "data": self.data,
+            "previous_owner": self.previous_owner,
+            "last_freed_at": None if self.last_freed_at_ms is None else iso(utc(self.last_freed_at_ms)),
+            "last_loss": None if self.last_loss is None else self.last_loss.as_dict(),
             "holders": [holder.as_dict() for holder in self.holders.values()],
         }
 

@@ -130,7 +130,7 @@ class QueueReader:
                 break
         if not following and cursor is not None:
             enqueued = True  # unknown, because the queue was not read to its end
-        turn = head_update(record, mine, ahead, following)
+        turn = replace(head_update(record, mine, ahead, following), waiter=mine.lease_id if mine else "")
         if record is not None and len(first_in_order) < len(ahead):
             turn = _while_unused(turn, record)
         return View(record, first, tuple(first_in_order), turn, enqueued, tuple(dead))

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Stamp, T
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.decisions import Decision, Removal
 from airflow_dynamo_lock.core.model.edits import Edit
-from airflow_dynamo_lock.core.model.hold_time import HoldTime
+from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.features import HasFeatures
@@ -26,11 +27,13 @@ class HeadUpdate:
     :ivar condition: condition on the head; empty for none.
     :ivar next: the new head; None removes it, ``""`` keeps it.
     :ivar values: values of the condition.
+    :ivar waiter: lease id in the claim's entry, if it has one; it may differ from that of the claim.
     """
 
     condition: str = ""
     next: str | None = ""
     values: Mapping[str, Any] = field(default_factory=dict)
+    waiter: str = ""
 
     @property
     def set_head(self) -> str:
@@ -120,10 +123,10 @@ class Format(HasFeatures, Protocol):
         stamp: Stamp,
         *,
         confirmed: bool,
-        held: HoldTime | None = None,
+        ending: Ending | None = None,
         leaving: str | None = None,
     ) -> Request: ...
-    def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request: ...
+    def break_(self, key: str, holder: Holder, stamp: Stamp, decision: Decision | None = None) -> Request: ...
     def forget(self, key: str, latest_token: int | None) -> Request: ...
     def get(self, key: str) -> Request: ...
     def batch_get(self, keys: Iterable[str], *, consistent: bool = False) -> list[Request]: ...
@@ -143,6 +146,7 @@ class Format(HasFeatures, Protocol):
     def transaction(self, requests: Sequence[Request]) -> Request: ...
     def take_ticket(self, key: str, priority: int, seen: LockRecord, stamp: Stamp) -> Request: ...
     def take_exact_ticket(self, claim: Claim, seen: LockRecord | None, stamp: Stamp) -> Request: ...
+    def note_removal(self, key: str, lease_id: str, removal: Removal, outdated: Sequence[str]) -> Request: ...
     def lower_head(self, key: str, place: str) -> Request: ...
     def clear_head(self, key: str, place: str) -> Request: ...
     def advance_head(self, key: str, place: str) -> Request: ...

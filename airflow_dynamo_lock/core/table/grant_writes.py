@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.decisions import Loss
 from airflow_dynamo_lock.core.model.kind import Kind
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table import version
@@ -19,7 +20,13 @@ from airflow_dynamo_lock.core.table.expressions import (
     took_over,
 )
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
-from airflow_dynamo_lock.core.table.items import UNVERIFIED, VERIFIED, holder_values
+from airflow_dynamo_lock.core.table.items import (
+    REMOVED_PREFIX,
+    UNVERIFIED,
+    VERIFIED,
+    holder_values,
+    loss_values,
+)
 from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
 
 # R5: a delayed duplicate of an acquire must not retake a lock that its sender has since released. It is refused if a
@@ -27,6 +34,10 @@ from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
 _NO_LATER_RELEASE = (
     "(attribute_not_exists(#last_freed_at) OR #last_freed_at <= :no_newer OR #last_freed_at = :seen_freed)"
 )
+
+
+# R15: no person has removed the claim from the queue.
+_NOT_REMOVED = " AND attribute_not_exists(#removed)"
 
 
 #: Maximum number of dead holders that one write removes: DynamoDB's expressions have at most 4,096 bytes.
@@ -61,6 +72,22 @@ def _freed_values(stamp: Stamp, seen: LockRecord | None) -> dict[str, int]:
     return {":no_newer": no_newer, ":seen_freed": no_newer if last_freed_at_ms is None else last_freed_at_ms}
 
 
+def _lost(dead: Sequence[Holder]) -> Holder | None:
+    """The first dead holder that did not release its lease."""
+    return next((each for each in dead if not each.draining), None)
+
+
+def _set_loss(dead: Sequence[Holder]) -> str:
+    return ", #last_loss = :loss" if _lost(dead) else ""
+
+
+def _loss_values(dead: Sequence[Holder], stamp: Stamp) -> dict[str, Any] | None:
+    lost = _lost(dead)
+    if lost is None:
+        return None
+    return loss_values(Loss(lost.lease_id, lost.owner, stamp.best_ms, broken=False))
+
+
 class GrantWrites(RenewalWrites):
     """Writes that grant a lock or set its capacity."""
 
@@ -88,7 +115,7 @@ class GrantWrites(RenewalWrites):
             "(attribute_not_exists(#queue_head) OR attribute_type(#queue_head, :text)) AND "
             f"{'attribute_not_exists(#token_base)' if foreign else 'attribute_type(#token_base, :text)'} AND "
             f"#available = #capacity AND size(#holders) = :zero AND {_capacity_change_allowed(seen)} AND "
-            f"{_NO_LATER_RELEASE}{turn.and_condition})" + ("" if claim.only_existing else ")"),
+            f"{_NO_LATER_RELEASE}{turn.and_condition}{_NOT_REMOVED})" + ("" if claim.only_existing else ")"),
             {
                 **_freed_values(stamp, seen),
                 **_turn_values(turn),
@@ -106,6 +133,7 @@ class GrantWrites(RenewalWrites):
                 ":expires_at": expiry(stamp, claim.lease_ms),
                 ":data": claim.data,
             },
+            removed=REMOVED_PREFIX + (turn.waiter or claim.lease_id),
         )
 
     def acquire_slots(
@@ -122,7 +150,8 @@ class GrantWrites(RenewalWrites):
             + remove_clause([*turn.remove, *removed_data(claim.data)]),
             "#available >= :need AND #capacity = :capacity AND attribute_not_exists(#holders.#me) AND "
             + _NO_LATER_RELEASE
-            + turn.and_condition,
+            + turn.and_condition
+            + _NOT_REMOVED,
             {
                 **_freed_values(stamp, seen),
                 **_turn_values(turn),
@@ -135,6 +164,7 @@ class GrantWrites(RenewalWrites):
                 ":data": claim.data,
             },
             me=claim.lease_id,
+            removed=REMOVED_PREFIX + (turn.waiter or claim.lease_id),
         )
 
     def reclaim(
@@ -163,6 +193,7 @@ class GrantWrites(RenewalWrites):
             ":last_freed_at": stamp.best_ms,
             ":expires_at": expiry(stamp, claim.lease_ms),
             ":data": claim.data,
+            ":loss": _loss_values(dead, stamp),
         }
         values |= {f":version{i}": holder.version for i, holder in enumerate(dead)}
         conditions = _unchanged(dead)
@@ -180,13 +211,16 @@ class GrantWrites(RenewalWrites):
         return self._write(
             claim.key,
             f"SET #holders.#me = :me, {counters}, #token = #token + :one, #last_freed_at = :last_freed_at, "
-            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
+            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}{_set_loss(dead)}"
             + remove_clause(
                 [*(f"#holders.#{name}" for name in names), *turn.remove, *removed_data(claim.data)]
             ),
-            " AND ".join([*conditions, "attribute_not_exists(#holders.#me)"]) + turn.and_condition,
+            " AND ".join([*conditions, "attribute_not_exists(#holders.#me)"])
+            + turn.and_condition
+            + _NOT_REMOVED,
             values,
             me=claim.lease_id,
+            removed=REMOVED_PREFIX + (turn.waiter or claim.lease_id),
             **names,
         )
 
@@ -199,12 +233,14 @@ class GrantWrites(RenewalWrites):
         return self._write(
             key,
             "SET #available = #available + :slots, #last_freed_at = :last_freed_at, #expires_at = :expires_at"
+            + _set_loss(dead)
             + remove_clause([f"#holders.#{name}" for name in names]),
             " AND ".join(_unchanged(dead)),
             {
                 ":slots": sum(holder.slots for holder in dead),
                 ":last_freed_at": stamp.best_ms,
                 ":expires_at": expiry(stamp, 0),
+                ":loss": _loss_values(dead, stamp),
                 **{f":version{i}": holder.version for i, holder in enumerate(dead)},
             },
             **names,

@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_dynamo_lock.core.effects import Stamp, T
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.decisions import Decision, Loss, Removal
 from airflow_dynamo_lock.core.model.errors import LockRecordError
 from airflow_dynamo_lock.core.model.limits import LAST_MS, LONGEST_TIME, MAX_PRIORITY, MAX_SLOTS
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
@@ -29,6 +30,9 @@ WAITER_ENTRY = "waiter/"
 
 #: Prefix of the attributes of a holder that note what it waits for; the rest is the id of the wait (R14).
 WAIT_PREFIX = "waiting:"
+
+#: Prefix of the attributes of a lock's item that note a removed waiter; the rest is the waiter's lease id (R15).
+REMOVED_PREFIX = "removed:"
 
 #: The names that expressions use, and the attributes of a lock's item that `read_lock` decodes.
 ATTRIBUTES = [
@@ -57,6 +61,8 @@ ATTRIBUTES = [
     "last_ticket",
     "queue_head",
     "usual_ms",
+    "previous_owner",
+    "last_loss",
     "process",
 ]
 
@@ -116,6 +122,27 @@ def wait_values(wait: Wait) -> dict[str, Any]:
     }
 
 
+def loss_values(loss: Loss) -> dict[str, Any]:
+    """The note of a loss."""
+    return {
+        "lease_id": loss.lease_id,
+        "owner": loss.owner,
+        "at": loss.at_ms,
+        "broken": loss.broken,
+        **_decision_values(loss.decision),
+    }
+
+
+def removal_values(removal: Removal) -> dict[str, Any]:
+    """The note of a removed waiter, without its lease id."""
+    return {"at": removal.at_ms, **_decision_values(removal.decision)}
+
+
+def _decision_values(decision: Decision) -> dict[str, str]:
+    values = {"by": decision.by, "reason": decision.reason}
+    return {name: value for name, value in values.items() if value}
+
+
 def read_lock(item: Mapping[str, Any], table: str, server_ms: int | None) -> LockRecord:
     """The lock that an item shows. Unknown attributes are ignored.
 
@@ -123,7 +150,11 @@ def read_lock(item: Mapping[str, Any], table: str, server_ms: int | None) -> Loc
     :raises LockVersionError: a newer version of this package wrote it.
     """
     try:
-        values = {name: decode(attribute) for name, attribute in item.items() if name in ATTRIBUTES}
+        values = {
+            name: decode(attribute)
+            for name, attribute in item.items()
+            if name in ATTRIBUTES or name.startswith(REMOVED_PREFIX)
+        }
         version.check(values, str(values.get("key", "?")), table)
         if "format_version" in values:
             _whole(values, "format_version", 1, version.KNOWN)
@@ -144,6 +175,9 @@ def read_lock(item: Mapping[str, Any], table: str, server_ms: int | None) -> Loc
             # A damaged value does no harm: the next write replaces it.
             expires_at=values["expires_at"] if isinstance(values.get("expires_at"), int) else None,
             usual_ms=_usual(values.get("usual_ms")),
+            previous_owner=owner if isinstance(owner := values.get("previous_owner"), str) else None,
+            last_loss=_read_loss(values.get("last_loss")),
+            removals=_read_removals(values),
             read_at_ms=server_ms,
         )
         held = sum(holder.slots for holder in record.holders.values())
@@ -224,6 +258,38 @@ def _usual(value: Any) -> int | None:
     """The usual hold time. A damaged value does no harm: it counts as unknown, and the next release replaces it."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return value if is_whole and 0 <= value <= LAST_MS else None
+
+
+def _read_loss(note: Any) -> Loss | None:
+    """How a lease was lost. A damaged note counts as none: people read it, and nothing depends on it."""
+    try:
+        return Loss(
+            _typed(note, "lease_id", str),
+            _typed(note, "owner", str),
+            _whole(note, "at", 0, LAST_MS),
+            _typed(note, "broken", bool),
+            _read_decision(note),
+        )
+    except (TypeError, ValueError):
+        return None
+
+
+def _read_removals(values: Mapping[str, Any]) -> dict[str, Removal]:
+    """The removed waiters. A damaged note is still a removal: conditions test only whether it exists."""
+    removals = {}
+    for name, note in values.items():
+        if name.startswith(REMOVED_PREFIX):
+            try:
+                removal = Removal(_whole(note, "at", 0, LAST_MS), _read_decision(note))
+            except (TypeError, ValueError):
+                removal = Removal(0)
+            removals[name.removeprefix(REMOVED_PREFIX)] = removal
+    return removals
+
+
+def _read_decision(note: Mapping[str, Any]) -> Decision:
+    found = {name: _typed(note, name, str) if name in note else None for name in ("by", "reason")}
+    return Decision(**found)
 
 
 def _read_waits(values: Mapping[str, Any]) -> dict[str, Wait]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import assert_never
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
+from airflow_dynamo_lock.core.model.decisions import Decision, Loss
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
-from airflow_dynamo_lock.core.model.hold_time import HoldTime
+from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.expressions import expiry, removed_data, set_data
-from airflow_dynamo_lock.core.table.items import VERIFIED, WAIT_PREFIX, wait_values
+from airflow_dynamo_lock.core.table.items import VERIFIED, WAIT_PREFIX, loss_values, wait_values
 from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
 
 #: How far a process's estimate may be behind a server's clock, milliseconds. `forget` keeps a record whose last token
@@ -116,16 +117,17 @@ class LeaseWrites(RenewalWrites):
         stamp: Stamp,
         *,
         confirmed: bool,
-        held: HoldTime | None = None,
+        ending: Ending | None = None,
         leaving: str | None = None,
     ) -> Request:
         """Free the slots, if no process is inside (R8).
 
         :param confirmed: the caller received the grant, so its token has been compared with the server's time (R10).
-        :param held: how long the lease was held, for the mean in the record; None keeps the mean.
+        :param ending: what the release leaves in the record; None leaves nothing.
         :param leaving: the process that leaves with this write, and must be the only one inside.
         """
-        usual_ms = None if held is None else held.mean(stamp.best_ms)
+        usual_ms = None if ending is None else ending.mean(stamp.best_ms)
+        set_owner = "" if ending is None else ", #previous_owner = :owner"
         proven = ", #token_base = :checked" if confirmed and stamp.server_ms is not None else ""
         min_hold = _MIN_HOLD_OVER if stamp.answered else _NO_MIN_HOLD
         inside = _NONE_INSIDE if leaving is None else _ONLY_ME_INSIDE
@@ -134,9 +136,16 @@ class LeaseWrites(RenewalWrites):
             lease_id,
             slots,
             stamp,
-            proven + _set_usual(usual_ms),
+            proven + _set_usual(usual_ms) + set_owner,
             f"{inside} AND {min_hold}",
-            {":zero": 0, ":one": 1, ":checked": VERIFIED, ":now": stamp.best_ms, ":usual_ms": usual_ms},
+            {
+                ":zero": 0,
+                ":one": 1,
+                ":checked": VERIFIED,
+                ":now": stamp.best_ms,
+                ":usual_ms": usual_ms,
+                ":owner": None if ending is None else ending.owner,
+            },
             **({"process": leaving} if leaving is not None else {}),
         )
 
@@ -164,9 +173,22 @@ class LeaseWrites(RenewalWrites):
             wait=WAIT_PREFIX + wait_id,
         )
 
-    def break_(self, key: str, holder: Holder, stamp: Stamp) -> Request:
-        """Remove a lease, even with processes inside. Only people decide that."""
-        return self._remove(key, holder.lease_id, holder.slots, stamp)
+    def break_(self, key: str, holder: Holder, stamp: Stamp, decision: Decision | None = None) -> Request:
+        """Remove a lease, even with processes inside. Only people decide that.
+
+        :param decision: who decided it, and why, for the record; None if no caller has received the lease.
+        """
+        if decision is None:
+            return self._remove(key, holder.lease_id, holder.slots, stamp)
+        loss = Loss(holder.lease_id, holder.owner, stamp.best_ms, broken=True, decision=decision)
+        return self._remove(
+            key,
+            holder.lease_id,
+            holder.slots,
+            stamp,
+            ", #previous_owner = :owner, #last_loss = :loss",
+            values={":owner": holder.owner, ":loss": loss_values(loss)},
+        )
 
     def forget(self, key: str, latest_token: int | None) -> Request:
         """Delete the record of a lock without holders and waiters.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Reply, Request, Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.decisions import Removal
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import encode
@@ -17,8 +18,16 @@ from airflow_dynamo_lock.core.table.expressions import (
     SORT_KEY,
     TableWrites,
     expiry,
+    remove_clause,
 )
-from airflow_dynamo_lock.core.table.items import UNVERIFIED, WAITER_ENTRY, read_waiter, waiter_values
+from airflow_dynamo_lock.core.table.items import (
+    REMOVED_PREFIX,
+    UNVERIFIED,
+    WAITER_ENTRY,
+    read_waiter,
+    removal_values,
+    waiter_values,
+)
 from airflow_dynamo_lock.core.table.position import head_after, head_at, head_of, next_ticket, ticket_of
 from airflow_dynamo_lock.core.table.reads import TableReads
 
@@ -81,6 +90,24 @@ class QueueWrites(TableWrites, TableReads):
             )
             + (_HEAD_ABSENT_OR_HIGHER if lower else " AND #queue_head <= :front"),
             {**values, ":drawn": seen.last_ticket},
+        )
+
+    def note_removal(self, key: str, lease_id: str, removal: Removal, outdated: Sequence[str]) -> Request:
+        """Note that a person has removed a waiter, which is then never granted the lock (R15).
+
+        Refused if the waiter holds the lock already.
+
+        :param outdated: lease ids of earlier notes, to delete.
+        """
+        names = {f"old{i}": REMOVED_PREFIX + each for i, each in enumerate(outdated)}
+        return self._write(
+            key,
+            "SET #removed = :removal" + remove_clause([f"#{name}" for name in names]),
+            "attribute_exists(#key) AND attribute_not_exists(#holders.#me)",
+            {":removal": removal_values(removal)},
+            me=lease_id,
+            removed=REMOVED_PREFIX + lease_id,
+            **names,
         )
 
     def lower_head(self, key: str, place: str) -> Request:

@@ -309,6 +309,9 @@ class Poller:
                 listener.gone(False)
         queue = self.waiters.get(key, [])
         if record is not None:
+            for waiter in queue:
+                if waiter.wants.lease_id in record.removals:
+                    waiter.wake(None)  # its attempt ends with the reason
             dead = self.observer.see(record, reply)
             left = free_slots(record, dead)
             self._pause[key] = _pause(record, queue, left)

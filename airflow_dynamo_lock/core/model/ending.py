@@ -1,4 +1,4 @@
-"""How long leases are usually held: a running mean, from which waiters estimate their wait."""
+"""What a release leaves in the record: who held the lock, and how long leases are usually held."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ _PARTS = 8
 
 
 @dataclass(frozen=True)
-class HoldTime:
+class Ending:
     """A lease that is about to be released, and the mean so far.
 
+    :ivar owner: name of the holder.
     :ivar acquired_at_ms: time of the grant, epoch milliseconds.
     :ivar usual_ms: the mean as the releasing process last read it, milliseconds; None if there was none.
     """
 
+    owner: str
     acquired_at_ms: int
     usual_ms: int | None
 
