@@ -25,6 +25,7 @@ ROOMS = (
     "core/wait",
     "core/lock",
     "client",
+    "monitoring",
     "embedded",
     "airflow",
     "cli",

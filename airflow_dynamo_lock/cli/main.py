@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from airflow_dynamo_lock import __version__
-from airflow_dynamo_lock.cli import doctor, locks, migrate, run, tables
+from airflow_dynamo_lock.cli import doctor, locks, migrate, monitor, run, tables
 from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockDeadlockError,
@@ -56,7 +56,15 @@ def cli() -> None:
     """
 
 
-for command in (*locks.COMMANDS, run.run, tables.table, migrate.migrate, doctor.doctor):
+for command in (
+    *locks.COMMANDS,
+    run.run,
+    tables.table,
+    migrate.migrate,
+    doctor.doctor,
+    monitor.check,
+    monitor.metrics,
+):
     cli.add_command(command)
 
 

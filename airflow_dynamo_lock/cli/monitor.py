@@ -1,0 +1,80 @@
+"""The commands for monitoring: `check` for cron and Nagios, `metrics` for Prometheus."""
+
+from __future__ import annotations
+
+import click
+
+from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
+from airflow_dynamo_lock.core.model.errors import LockError, LockRecordError
+from airflow_dynamo_lock.core.model.text import duration
+from airflow_dynamo_lock.monitoring.checks import Limits, findings
+from airflow_dynamo_lock.monitoring.openmetrics import exposition
+from airflow_dynamo_lock.monitoring.survey import survey
+
+#: Exit codes of `check`, as Nagios defines them. 2 is also the exit code for wrong usage.
+OK, CRITICAL, UNKNOWN = 0, 2, 3
+
+
+@click.command()
+@click.argument("prefix", default="")
+@click.option("--held-longer", type=DURATION, help="Report locks held by one holder for this time or longer.")
+@click.option(
+    "--waiting-longer", type=DURATION, help="Report waiters that have waited for this time or longer."
+)
+@click.option(
+    "--lost-within", type=DURATION, help="Report leases that were lost in this time: broken, or reclaimed."
+)
+@settings
+def check(
+    where: Settings,
+    prefix: str,
+    held_longer: float | None,
+    waiting_longer: float | None,
+    lost_within: float | None,
+) -> int:
+    """Report locks that are held, waited for or lost, for cron and Nagios.
+
+    Checks all locks whose names begin with PREFIX. A record that cannot be read is reported as well.
+
+    Exit codes: 0, nothing to report. 2, something is reported. 3, the locks could not be read.
+    """
+    if held_longer is waiting_longer is lost_within is None:
+        raise click.UsageError("Give at least one of --held-longer, --waiting-longer and --lost-within.")
+    limits = Limits(
+        *(None if each is None else each * 1000 for each in (held_longer, waiting_longer, lost_within))
+    )
+    damaged: list[LockRecordError] = []
+    try:
+        states = survey(where.locks(), prefix, damaged.append)
+    except LockError as failure:
+        click.echo(f"UNKNOWN: {failure}")
+        return UNKNOWN
+    found = [*findings(states, limits), *map(str, damaged)]
+    held = sum(bool(each.record.holders) for each in states)
+    waiting = sum(len(each.waiters) for each in states)
+    longest = max((each.waited_ms for each in states), default=0)
+    summary = f"{len(states)} locks, {held} held, {waiting} waiting"
+    summary += f", the longest for {duration(longest)}" if waiting else ""
+    # What follows the bar are figures, which Nagios records.
+    click.echo(
+        f"{f'CRITICAL: {len(found)} of ' if found else 'OK: '}{summary} | held={held} waiting={waiting} "
+        f"longest_wait={longest / 1000:.0f}s"
+    )
+    for sentence in found:
+        click.echo(sentence)
+    return CRITICAL if found else OK
+
+
+@click.command()
+@click.option(
+    "--keys",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Number of locks in use that get metrics of their own, those with the most waiters first.",
+)
+@settings
+def metrics(where: Settings, keys: int) -> None:
+    """Print the locks of the table as metrics, in the text format of OpenMetrics."""
+    locks = where.locks()
+    click.echo(exposition({locks.table: survey(locks)}, keys), nl=False)

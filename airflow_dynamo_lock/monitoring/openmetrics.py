@@ -1,0 +1,98 @@
+"""The locks of tables as metrics in the text format of OpenMetrics 1.0, which Prometheus reads.
+
+The metrics of a table have no key. Keys can be many, and each is a time series of its own, so only a limited
+number of locks has metrics with a key: those in use, the ones that have waiters first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from airflow_dynamo_lock.monitoring.survey import LockState, last_loss_ms
+
+#: The content type of the text.
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+_Locks = Sequence[LockState]
+
+# Metrics of a table: name → help text, value; None leaves the metric out.
+_OF_TABLES: Mapping[str, tuple[str, Callable[[_Locks], float | None]]] = {
+    "locks": ("Locks that have a record.", len),
+    "held": ("Locks that are held.", lambda locks: sum(bool(each.record.holders) for each in locks)),
+    "holders": ("Leases.", lambda locks: sum(len(each.record.holders) for each in locks)),
+    "waiting": ("Waiters.", lambda locks: sum(len(each.waiters) for each in locks)),
+    "longest_held_seconds": (
+        "How long the lock that has been held for longest has been held.",
+        lambda locks: max((each.held_ms for each in locks), default=0) / 1000,
+    ),
+    "longest_wait_seconds": (
+        "How long the waiter that has waited for longest has waited.",
+        lambda locks: max((each.waited_ms for each in locks), default=0) / 1000,
+    ),
+    "oldest_heartbeat_seconds": (
+        "Age of the oldest last heartbeat of a holder.",
+        lambda locks: max((each.silent_ms for each in locks), default=0) / 1000,
+    ),
+    "last_loss_timestamp_seconds": (
+        "When a lease was last broken, or reclaimed from a dead holder.",
+        lambda locks: None if (at_ms := last_loss_ms(locks)) is None else at_ms / 1000,
+    ),
+}
+
+# Metrics of a lock: name → help text, value.
+_OF_KEYS: Mapping[str, tuple[str, Callable[[LockState], float]]] = {
+    "key_holders": ("Leases of this lock.", lambda lock: len(lock.record.holders)),
+    "key_waiting": ("Waiters for this lock.", lambda lock: len(lock.waiters)),
+    "key_held_seconds": (
+        "How long this lock has been held by the same holder.",
+        lambda lock: lock.held_ms / 1000,
+    ),
+    "key_wait_seconds": ("How long a waiter has waited for this lock.", lambda lock: lock.waited_ms / 1000),
+}
+
+
+def exposition(tables: Mapping[str, _Locks], keys: int = 0) -> str:
+    """The metrics of tables.
+
+    :param tables: name of each table → its locks.
+    :param keys: maximum number of locks of each table with metrics of their own.
+    """
+    lines = []
+    for name, (text, value) in _OF_TABLES.items():
+        samples = [((("table", table),), value(locks)) for table, locks in tables.items()]
+        lines += _metric(name, text, samples)
+    chosen = {table: _in_use(locks, keys) for table, locks in tables.items()}
+    for name, (text, value_of) in _OF_KEYS.items() if keys else ():
+        lines += _metric(
+            name,
+            text,
+            [
+                ((("table", table), ("key", lock.record.key)), value_of(lock))
+                for table, locks in chosen.items()
+                for lock in locks
+            ],
+        )
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _in_use(locks: _Locks, most: int) -> _Locks:
+    """The locks in use, at most this number: those with the most waiters, then those held for longest."""
+    in_use = [each for each in locks if each.record.holders or each.waiters]
+    return sorted(in_use, key=lambda each: (-len(each.waiters), -each.held_ms, each.record.key))[:most]
+
+
+def _metric(
+    name: str, text: str, samples: Sequence[tuple[Sequence[tuple[str, str]], float | None]]
+) -> list[str]:
+    name = f"dynamo_lock_{name}"
+    unit = [f"# UNIT {name} seconds"] if name.endswith("_seconds") else []
+    shown = []
+    for labels, value in samples:
+        if value is not None:
+            pairs = ",".join(f'{label}="{_escaped(each)}"' for label, each in labels)
+            shown.append(f"{name}{{{pairs}}} {value:.15g}")
+    return [f"# TYPE {name} gauge", *unit, f"# HELP {name} {text}", *shown] if shown else []
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

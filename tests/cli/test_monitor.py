@@ -1,0 +1,57 @@
+"""`check` for cron and Nagios, and `metrics` for Prometheus, on a real table."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_dynamo_lock import LockClient
+from tests.cli.conftest import Shell
+
+
+def test_a_table_without_anything_to_report_is_ok(shell: Shell, locks: LockClient, key: str) -> None:
+    locks.acquire(key)
+    checked = shell("check", key, "--held-longer", "1h", "--waiting-longer", "1h", "--lost-within", "1h")
+
+    assert checked.returncode == 0
+    assert checked.stdout == "OK: 1 locks, 1 held, 0 waiting | held=1 waiting=0 longest_wait=0s\n"
+
+
+def test_a_lock_that_is_held_for_too_long_is_critical(shell: Shell, locks: LockClient, key: str) -> None:
+    locks.acquire(key)
+    checked = shell("check", key, "--held-longer", "0s")
+
+    assert checked.returncode == 2
+    first, second = checked.stdout.splitlines()
+    assert first.startswith("CRITICAL: 1 of 1 locks, 1 held, 0 waiting | held=1 ")
+    assert second.startswith(f"The lock '{key}' has been held for 1 s by somebody else since ")
+
+
+def test_a_lost_lease_is_critical(shell: Shell, locks: LockClient, key: str) -> None:
+    locks.break_lock(key, locks.acquire(key).lease_id, by="anna", reason="a drill")
+    checked = shell("check", key, "--lost-within", "1h")
+
+    assert checked.returncode == 2
+    assert f"somebody else has lost the lock '{key}': it was broken by anna (a drill) at " in checked.stdout
+
+
+def test_a_table_that_cannot_be_read_is_unknown(shell: Shell) -> None:
+    checked = shell("check", "--lost-within", "1h", DYNAMO_LOCK_TABLE="nowhere")
+    assert checked.returncode == 3
+    assert checked.stdout.startswith("UNKNOWN: ")
+    assert "'nowhere' does not exist" in checked.stdout
+
+
+def test_a_check_without_a_limit_is_wrong_usage(shell: Shell) -> None:
+    checked = shell("check")
+    assert checked.returncode == 2
+    assert "at least one of --held-longer" in checked.stderr
+
+
+@pytest.mark.parametrize("keys", [0, 5])
+def test_metrics(shell: Shell, locks: LockClient, key: str, keys: int) -> None:
+    locks.acquire(key)
+    printed = shell("metrics", "--keys", str(keys)).stdout
+
+    assert f'dynamo_lock_held{{table="{locks.table}"}} ' in printed
+    assert ("dynamo_lock_key_holders" in printed) is bool(keys)
+    assert printed.endswith("# EOF\n")
