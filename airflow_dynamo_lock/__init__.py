@@ -33,6 +33,7 @@ _MODULES = {
     "LockClient": "client.sync_client",
     "LockDeadlockError": "core.model.errors",
     "LockError": "core.model.errors",
+    "LockEvent": "events",
     "LockLostError": "core.model.errors",
     "LockNotFoundError": "core.model.errors",
     "LockNotHeldError": "core.model.errors",
@@ -55,6 +56,8 @@ _MODULES = {
     "StillHeld": "core.model.outcomes",
     "Waiter": "core.model.record",
     "sdk_config": "client.sdk",
+    "subscribe": "events",
+    "unsubscribe": "events",
 }
 
 __all__ = sorted(_MODULES)
@@ -104,6 +107,9 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.record import LockRecord as LockRecord
     from airflow_dynamo_lock.core.model.record import QueuePosition as QueuePosition
     from airflow_dynamo_lock.core.model.record import Waiter as Waiter
+    from airflow_dynamo_lock.events import LockEvent as LockEvent
+    from airflow_dynamo_lock.events import subscribe as subscribe
+    from airflow_dynamo_lock.events import unsubscribe as unsubscribe
 
 
 def __getattr__(name: str) -> Any:

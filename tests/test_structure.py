@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "airflow_dynamo_lock"
 #: The rooms from the bottom up. A room imports from itself and from those below it.
 ROOMS = (
     "log",
+    "events",
     "defaults",
     "core/model",
     "core/effects",

@@ -17,6 +17,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from airflow_dynamo_lock.airflow import metrics
 from airflow_dynamo_lock.airflow.provider_info import FIELDS, HIDDEN_FIELDS
 from airflow_dynamo_lock.airflow.sharing import SharedClient, SharedLookups
 from airflow_dynamo_lock.airflow.versions import (
@@ -277,6 +278,8 @@ class DynamoLockHook(BaseHook):
         )
         return settings
 
+
+metrics.start()
 
 _Name = tuple[int, str, str]  # id of the event loop, settings as JSON, digest of the aws connection
 _shared_clients: dict[_Name, SharedClient] = {}

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.triggers.base import StartTriggerArgs
 
-from airflow_dynamo_lock.airflow import lock_options, nesting
+from airflow_dynamo_lock.airflow import lock_options, metrics, nesting
 from airflow_dynamo_lock.airflow.guard import Guard, leave_ended_tasks, show_leases
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
 from airflow_dynamo_lock.airflow.links import LINK_KEY, LockRecordLink, record_url
 from airflow_dynamo_lock.airflow.versions import (
     RESUME_AFTER,
+    AirflowFailException,
     AirflowSkipException,
     BaseOperator,
     as_execute,
@@ -31,6 +32,7 @@ from airflow_dynamo_lock.airflow.versions import (
 from airflow_dynamo_lock.core.model.arguments import Seconds
 from airflow_dynamo_lock.core.model.errors import (
     LockLostError,
+    LockRemovedError,
     LockTimeoutError,
     LockUnavailableError,
     LockValueError,
@@ -168,14 +170,17 @@ class _Acquires(BaseOperator):
     ) -> LeaseSet:
         on_busy, on_position = lock_options.holder_log(self.log), lock_options.position_log(self.log)
         try:
-            return client.acquire(
-                wanted.keys,
-                timeout=wanted.timeout,
-                on_busy=on_busy,
-                on_position=on_position,
-                holding=holding,
-                **options,
-            )
+            with metrics.wait_span(wanted.keys):
+                return client.acquire(
+                    wanted.keys,
+                    timeout=wanted.timeout,
+                    on_busy=on_busy,
+                    on_position=on_position,
+                    holding=holding,
+                    **options,
+                )
+        except LockRemovedError as removed:
+            raise AirflowFailException(str(removed)) from removed  # a retry would queue again
         except LockTimeoutError as failure:
             if self.on_timeout == "skip":
                 raise AirflowSkipException(str(failure)) from failure

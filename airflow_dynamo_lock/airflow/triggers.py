@@ -24,7 +24,7 @@ from airflow.triggers.base import (
     TriggerEvent,
 )
 
-from airflow_dynamo_lock.airflow import lock_options, nesting, task_states
+from airflow_dynamo_lock.airflow import lock_options, metrics, nesting, task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
 from airflow_dynamo_lock.airflow.links import LINK_KEY, record_url
@@ -223,14 +223,15 @@ class DynamoLockAcquireTrigger(LockTrigger):
             self._store_link()
             log_holders(record)
 
-        return await client.acquire(
-            wanted.keys,
-            timeout=_remaining(wanted.timeout, self.deadline),
-            on_busy=on_busy,
-            on_position=lock_options.position_log(self.log),
-            holding=await self._held_outside(),
-            **options,
-        )
+        with metrics.wait_span(wanted.keys):
+            return await client.acquire(
+                wanted.keys,
+                timeout=_remaining(wanted.timeout, self.deadline),
+                on_busy=on_busy,
+                on_position=lock_options.position_log(self.log),
+                holding=await self._held_outside(),
+                **options,
+            )
 
     async def _held_outside(self) -> list[Lease]:
         """The leases of the groups around the task."""

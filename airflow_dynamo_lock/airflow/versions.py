@@ -30,6 +30,7 @@ from airflow.sdk.execution_time.xcom import XCom as XCom
 if TYPE_CHECKING:
     from airflow.sdk import BaseHook as BaseHook
     from airflow.sdk.configuration import conf as conf
+    from airflow.sdk.exceptions import AirflowFailException as AirflowFailException
     from airflow.sdk.exceptions import AirflowNotFoundException as AirflowNotFoundException
     from airflow.sdk.exceptions import AirflowSkipException as AirflowSkipException
     from airflow.sdk.exceptions import TaskDeferred as TaskDeferred
@@ -41,11 +42,21 @@ else:
         from airflow.hooks.base import BaseHook
     try:  # 3.2
         from airflow.sdk.configuration import conf
-        from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSkipException, TaskDeferred
+        from airflow.sdk.exceptions import (
+            AirflowFailException,
+            AirflowNotFoundException,
+            AirflowSkipException,
+            TaskDeferred,
+        )
         from airflow.sdk.plugins_manager import AirflowPlugin
     except ImportError:
         from airflow.configuration import conf
-        from airflow.exceptions import AirflowNotFoundException, AirflowSkipException, TaskDeferred
+        from airflow.exceptions import (
+            AirflowFailException,
+            AirflowNotFoundException,
+            AirflowSkipException,
+            TaskDeferred,
+        )
         from airflow.plugins_manager import AirflowPlugin
 
 _P = ParamSpec("_P")
@@ -69,6 +80,15 @@ HAS_PROVIDER_COMMANDS = _VERSION >= (3, 2)
 #: task is queued again before the scheduler has read that report, the scheduler marks the resumed task as
 #: failed while it runs (apache/airflow issues 66374, 67287, 71580 and 72716; open in 3.3.2).
 RESUME_AFTER = 12.0
+
+
+def stats() -> Any:
+    """Airflow's metrics. They are loaded at the first call, because the parsing of DAGs does not need them."""
+    try:  # 3.2
+        from airflow.sdk.observability.stats import Stats
+    except ImportError:
+        from airflow.stats import Stats
+    return Stats
 
 
 def can_start_from_trigger(operator: BaseOperator, arguments: Any) -> bool:

@@ -17,6 +17,7 @@ from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 from airflow_dynamo_lock.core.model.text import readable
 from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.format import Format
+from airflow_dynamo_lock.events import notify
 from airflow_dynamo_lock.log import log
 
 
@@ -80,6 +81,7 @@ class Administration:
         arguments.checked_id("A lease id", lease_id)
         decision = _decision(by, reason)
         broken = yield from self.operations.admin.break_(self.format.checked_key(key), lease_id, decision)
+        notify("broken", key)
         log.warning(
             "Broke the lock %r, held by %s (lease %s): until that holder notices, at its next heartbeat, its work and "
             "a successor's may overlap.",

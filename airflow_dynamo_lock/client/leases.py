@@ -10,6 +10,7 @@ from airflow_dynamo_lock.core.model.errors import LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 from airflow_dynamo_lock.core.model.outcomes import Draining, Granted, Lost, Released
 from airflow_dynamo_lock.core.model.text import readable, utc
+from airflow_dynamo_lock.events import notify
 from airflow_dynamo_lock.log import log
 
 
@@ -47,7 +48,9 @@ def lost_in_use(key: Keys, lease: Lease | LeaseSet, outcome: Lost) -> LockLostEr
 def lease_of(granted: Granted, term: Term) -> Lease:
     """The lease of a grant. Logs the grant."""
     claim = granted.claim
+    notify("acquired", claim.key)
     for dead in granted.reclaimed:
+        notify("reclaimed", claim.key)
         log.info(
             "Reclaimed the lock %r from %s (lease %s), whose lease had run out.",
             claim.key,
@@ -78,10 +81,14 @@ def lease_of(granted: Granted, term: Term) -> Lease:
     )
 
 
-def log_end(lease: Lease, outcome: Released | Draining | Lost) -> None:
-    """Log the outcome of a release."""
+def log_end(lease: Lease, outcome: Released | Draining | Lost, now_ms: int) -> None:
+    """Log the outcome of a release.
+
+    :param now_ms: server time, epoch milliseconds.
+    """
     match outcome:
         case Released(hold_until_ms):
+            notify_released(lease, now_ms)
             log.info(
                 "Released the lock %r (lease %s, token %d)%s.",
                 lease.key,
@@ -90,6 +97,7 @@ def log_end(lease: Lease, outcome: Released | Draining | Lost) -> None:
                 f"; it is not handed on before {utc(hold_until_ms):%H:%M:%S} UTC" if hold_until_ms else "",
             )
         case Draining(holder):
+            notify("drained", lease.key)
             log.info(
                 "Draining the lock %r (lease %s, token %d): %d process(es) still inside; it is free when they "
                 "have left, or %g s after the last one's heartbeat.",
@@ -100,6 +108,7 @@ def log_end(lease: Lease, outcome: Released | Draining | Lost) -> None:
                 holder.lease_ms / 1000,
             )
         case Lost():
+            notify("lost", lease.key)
             log.warning(
                 "The lock %r was not held any more when it was released (lease %s, token %d): %s.",
                 lease.key,
@@ -107,6 +116,12 @@ def log_end(lease: Lease, outcome: Released | Draining | Lost) -> None:
                 lease.token,
                 outcome.describe(),
             )
+
+
+def notify_released(lease: Lease, now_ms: int) -> None:
+    """Notify of a release, and of how long the lease was held."""
+    notify("released", lease.key)
+    notify("held", lease.key, max(0, now_ms - lease.acquired_at_ms) / 1000)
 
 
 def monitor(lease: Lease | LeaseSet, safe_time: float, on_danger: OnDanger) -> Operation[None]:

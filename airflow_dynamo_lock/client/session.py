@@ -15,9 +15,16 @@ from airflow_dynamo_lock.client import nesting
 from airflow_dynamo_lock.client.administration import Administration
 from airflow_dynamo_lock.client.claims import Claims, ReentrantLeases
 from airflow_dynamo_lock.client.clock import monotonic
-from airflow_dynamo_lock.client.leases import is_inherited, lease_of, leases_of, log_end, name_of
+from airflow_dynamo_lock.client.leases import (
+    is_inherited,
+    lease_of,
+    leases_of,
+    log_end,
+    name_of,
+    notify_released,
+)
 from airflow_dynamo_lock.client.options import AnyLease, ClaimOptions, Keys
-from airflow_dynamo_lock.core.effects import Operation, ServerClock, Sleep, Stamp
+from airflow_dynamo_lock.core.effects import Operation, ServerClock, Sleep, Stamp, T
 from airflow_dynamo_lock.core.foreign.registry import NATIVE, format_of
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.operations import Operations
@@ -27,8 +34,10 @@ from airflow_dynamo_lock.core.model.arguments import Seconds, milliseconds, seco
 from airflow_dynamo_lock.core.model.edits import Change, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,
+    LockDeadlockError,
     LockError,
     LockLostError,
+    LockRemovedError,
     LockTimeoutError,
     LockUnavailableError,
     LockValueError,
@@ -49,6 +58,7 @@ from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.core.wait.poller import Poller
 from airflow_dynamo_lock.core.wait.stream import StreamReader
+from airflow_dynamo_lock.events import EventName, notify
 from airflow_dynamo_lock.log import log
 
 
@@ -161,7 +171,7 @@ class ClientCore:
         timeout = None if timeout is None else seconds("timeout", timeout, zero=True)
         begun = now = monotonic()
         while True:
-            granted = yield from self.operations.acquiring.acquire_all(
+            waiting = self.operations.acquiring.acquire_all(
                 claims,
                 now=now,
                 timeout=None if timeout is None else max(0.0, timeout - (now - begun)),
@@ -171,8 +181,10 @@ class ClientCore:
                 on_position=on_position,
                 holding=nesting.held(self, holding),
             )
+            granted = yield from _notifying(claims[0].key, waiting)
             lease = self._granted(key, granted, options)
             if lease.remaining() > 0:
+                notify("waited", claims[0].key, monotonic() - begun)
                 return lease
             yield from self._release_late(lease, options)
             now = monotonic()
@@ -209,7 +221,7 @@ class ClientCore:
                 f"The lock {leases[0].key!r} (lease {leases[0].lease_id}) is being released: "
                 "it cannot be renewed any more."
             )
-        self._renewed(term, min(each.lease_ms for each in leases), outcome)
+        _note_renewal(leases[0].key, term, min(each.lease_ms for each in leases), outcome)
         lease.check()
         return leases[0] if isinstance(lease, Lease) else LeaseSet(tuple(leases))
 
@@ -220,6 +232,7 @@ class ClientCore:
         assert term is not None
         yield from self.operations.renewing.keep_alive(leases, interval, term)
         for each in leases:
+            notify("lost", each.key)
             log.warning(
                 "Lost the lock %r (lease %s, token %d): %s.", each.key, each.lease_id, each.token, term.lost
             )
@@ -254,7 +267,7 @@ class ClientCore:
                 "no process can enter it any more."
             )
         assert lease.term is not None
-        self._renewed(lease.term, lease.lease_ms, outcome)
+        _note_renewal(lease.key, lease.term, lease.lease_ms, outcome)
         lease.check()
         log.info("Entered the lock %r (lease %s, token %d).", lease.key, lease.lease_id, lease.token)
         return lease
@@ -275,8 +288,9 @@ class ClientCore:
             lease.term.lose("it was released")
         outcome = yield from self.operations.releasing.leave(lease, process, release=release)
         if release and not isinstance(outcome, Renewed):
-            log_end(lease, outcome)
+            log_end(lease, outcome, self.stamp().best_ms)
         elif isinstance(outcome, Released):
+            notify_released(lease, self.stamp().best_ms)
             log.info("Released the lock %r (lease %s): the last process has left.", lease.key, lease.lease_id)
         return outcome
 
@@ -322,7 +336,7 @@ class ClientCore:
             # The attempt without an answer has released it (R5).
             outcomes = [Released() if isinstance(each, Lost) else each for each in outcomes]
         for each, outcome in zip(leases, outcomes, strict=True):
-            log_end(each, outcome)
+            log_end(each, outcome, self.stamp().best_ms)
         # Of a set, the worst outcome.
         return max(outcomes, key=lambda each: (isinstance(each, Draining), isinstance(each, Lost)))
 
@@ -346,11 +360,31 @@ class ClientCore:
             self.reentrant.add(leases[0])
         return leases[0] if isinstance(key, str) else LeaseSet(leases)
 
-    def _renewed(self, term: Term, lease_ms: int, outcome: Renewed | Lost) -> None:
-        if isinstance(outcome, Lost):
-            term.lose(outcome.describe())
-        else:
-            term.renewed(outcome.stamped_at, min(lease_ms, outcome.holder.lease_ms))
+
+# How a wait may end without the lock.
+_WAIT_ENDS: Mapping[type[LockError], EventName] = {
+    LockTimeoutError: "timed_out",
+    LockDeadlockError: "deadlocked",
+    LockRemovedError: "removed",
+}
+
+
+def _notifying(key: str, waiting: Operation[T]) -> Operation[T]:
+    """Notify of an end of the wait without the lock."""
+    try:
+        return (yield from waiting)
+    except tuple(_WAIT_ENDS) as failure:
+        notify(_WAIT_ENDS[type(failure)], key)
+        raise
+
+
+def _note_renewal(key: str, term: Term, lease_ms: int, outcome: Renewed | Lost) -> None:
+    """Renew the term, or end it if the lease is lost."""
+    if isinstance(outcome, Lost):
+        notify("lost", key)
+        term.lose(outcome.describe())
+    else:
+        term.renewed(outcome.stamped_at, min(lease_ms, outcome.holder.lease_ms))
 
 
 def _granted_late(lease: Lease | LeaseSet, timeout: float) -> LockTimeoutError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import threading
@@ -33,8 +34,9 @@ from airflow_dynamo_lock.airflow.triggers import (
     DynamoLockSensorTrigger,
     LockTrigger,
 )
+from airflow_dynamo_lock.airflow.versions import AirflowFailException
 from deployments.hold_times import make_usual
-from deployments.patience import PATIENCE
+from deployments.patience import PATIENCE, wait_until
 
 pytestmark = pytest.mark.usefixtures("connection")
 
@@ -353,3 +355,53 @@ def test_a_task_on_a_worker_finds_what_the_groups_around_it_hold() -> None:
 
     ti: Any = SimpleNamespace(map_index=7, xcom_pull=pull)
     assert nesting.held_in_task(ti, task) == [lease]
+
+
+# -- a person removes it ----------------------------------------------------------------------------------------------
+
+
+def test_a_removed_waiter_fails_without_a_retry_on_a_worker(locks: LockClient, key: str) -> None:
+    locks.acquire(key)
+    removing = threading.Thread(target=remove_the_waiter, args=[locks, key])
+    removing.start()
+    with pytest.raises(AirflowFailException, match=r"was ended by anna \(a drill\): ask there"):
+        on_a_worker(key)()
+    removing.join()
+    assert locks.waiters(key) == []
+
+
+def test_a_removed_waiter_fails_without_a_retry_in_the_triggerer(
+    locks: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`TaskFailedEvent` fails a task for good, whatever retries it has left."""
+
+    async def at_once(_: Any) -> None: ...
+
+    async def never(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(task_states, "until_deferred", at_once)
+    monkeypatch.setattr(task_states, "until_orphaned", never)
+    written = io.StringIO()
+    log = logging.Logger("triggers", logging.ERROR)
+    log.addHandler(logging.StreamHandler(written))
+    monkeypatch.setattr(LockTrigger, "log", log, raising=False)
+    locks.acquire(key)
+    removing = threading.Thread(target=remove_the_waiter, args=[locks, key])
+    removing.start()
+
+    async def events() -> list[Any]:
+        return [each async for each in in_the_triggerer(key).run()]
+
+    assert [type(each).__name__ for each in asyncio.run(events())] == ["TaskFailedEvent"]
+    removing.join()
+    assert written.getvalue() == (
+        f"This wait for the lock '{key}' was ended by anna (a drill): ask there before you run it again.\n"
+    )
+    assert locks.waiters(key) == []
+
+
+def remove_the_waiter(locks: LockClient, key: str) -> None:
+    """Remove the waiter as soon as there is one."""
+    wait_until(lambda: locks.waiters(key))
+    locks.remove_waiter(key, locks.waiters(key)[0].lease_id, by="anna", reason="a drill")

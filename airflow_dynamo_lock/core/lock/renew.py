@@ -19,6 +19,7 @@ from airflow_dynamo_lock.core.model.errors import (
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Renewed
 from airflow_dynamo_lock.core.model.record import Holder
+from airflow_dynamo_lock.events import notify
 from airflow_dynamo_lock.log import log
 
 # Longest pause before a failed heartbeat is repeated, in seconds.
@@ -164,7 +165,7 @@ class Renewing:
             try:
                 outcome = yield from self.renew_all(leases, Heartbeat(), until=term.until)
             except LockError as failure:
-                log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(tuple(leases)), failure)
+                _log_failure(leases, failure)
                 pause = min(interval, _RETRY_PAUSE)
                 continue
             assert not isinstance(outcome, Draining)  # `Heartbeat` renews a draining lease
@@ -204,10 +205,10 @@ class Renewing:
                     raise
                 pause = min(interval, _RETRY_PAUSE)
                 denied += pause
-                log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(tuple(kept)), failure)
+                _log_failure(kept, failure)
             except LockUnavailableError as failure:
                 pause, denied = min(interval, _RETRY_PAUSE), 0.0
-                log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(tuple(kept)), failure)
+                _log_failure(kept, failure)
             else:
                 if ended is not None and not kept:
                     if isinstance(ended, LockError):
@@ -225,6 +226,13 @@ class Renewing:
             raise
         except LockError as failure:
             return failure
+
+
+def _log_failure(leases: Sequence[Lease], failure: LockError) -> None:
+    """Log that a heartbeat failed and is repeated."""
+    log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(tuple(leases)), failure)
+    for each in leases:
+        notify("heartbeat_failed", each.key)
 
 
 def _as_renewed(lease: Lease) -> Holder:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from time import thread_time
 
 from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Sleep, WaitForSlots
 from airflow_dynamo_lock.core.liveness import Observer
@@ -20,6 +21,7 @@ from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.queue.view import QueueReader, queue_positions
 from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.core.table.position import class_of, head_at, ticket_of
+from airflow_dynamo_lock.events import notify
 from airflow_dynamo_lock.log import log
 
 # A lock is read only in every second poll if all its waiters are more than three tickets from the head.
@@ -152,16 +154,22 @@ class Poller:
                 except Exception as failure:  # also an unexpected one: no waiter may wait for ever
                     self.fail(failure)
                     continue
-                self._now = reply.received_at
+                self._now, begun = reply.received_at, thread_time()
                 records = {
                     each.key: each for each in self.format.batch_records(reply.output, reply.server_ms)
                 }
                 unprocessed = self.format.unprocessed_keys(reply.output)
                 self._read_soon(unprocessed)
+                spent = thread_time() - begun
                 for key in sorted(keys - unprocessed):
+                    begun = thread_time()
                     self._notify(key, records.get(key), reply)
+                    spent += thread_time() - begun
                     yield from self._report_changes(key, records.get(key))
+                notify("waiting", value=sum(map(len, self.waiters.values())))
+                notify("poll_cpu", value=spent)
             yield from self._report_again()
+        notify("waiting", value=0)
 
     def _near(self) -> set[str]:
         """The keys to read in this poll: all but those whose waiters are all far from the head of the queue."""
