@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
+from airflow_dynamo_lock.core.model.limits import MARGIN
+
 if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.record import QueuePosition
 
@@ -150,6 +152,10 @@ class ServerClock:
 
     The time counts from when the request was *sent*, so a slow response makes the estimate late, never early (but for
     the one second to which the header is exact). An early stamp would make a live holder look dead.
+
+    A late estimate ends `min_hold` early, and a response is slow if the process was stopped before it sent the request.
+    So a slow response moves the estimate no further ahead than the clocks may have drifted since the last one, unless
+    its ``Date`` shows that the last one was wrong.
     """
 
     _ahead_ms: float | None = field(default=None)
@@ -160,8 +166,13 @@ class ServerClock:
         """Correct the estimate by the ``Date`` of a response."""
         self.answered = True
         if reply.server_ms is not None:
-            self._ahead_ms = reply.server_ms - reply.sent_at * 1000
-            self.told_at = reply.sent_at
+            latest_ms = reply.server_ms - reply.sent_at * 1000
+            earliest_ms = reply.server_ms - reply.received_at * 1000
+            if self._ahead_ms is not None:
+                drift_ms = MARGIN * max(0.0, reply.received_at - self.told_at) * 1000
+                latest_ms = max(earliest_ms, min(latest_ms, self._ahead_ms + drift_ms))
+            self._ahead_ms = latest_ms
+            self.told_at = max(self.told_at, reply.sent_at)
 
     def at(self, now: float) -> int | None:
         """Server time at monotonic `now`, epoch milliseconds; None before the first ``Date``."""

@@ -45,6 +45,27 @@ def test_a_slow_answer_does_not_put_the_estimate_behind() -> None:
         assert at_receipt > BEGIN_MS + 5_000 - 1_000
 
 
+def test_a_process_that_was_stopped_before_it_sent_a_request_does_not_move_the_estimate_ahead() -> None:
+    """A late stamp would end `min_hold` early."""
+    clock = ServerClock()
+    clock.note(Reply({}, sent_at=100.0, received_at=100.02, server_ms=BEGIN_MS))
+    clock.note(Reply({}, sent_at=110.0, received_at=150.0, server_ms=BEGIN_MS + 50_000))
+
+    assert clock.at(150.0) == BEGIN_MS + 50_000 + 5_000, "a tenth of the 50 s, by which the clock may be slow"
+    clock.note(Reply({}, sent_at=151.0, received_at=151.01, server_ms=BEGIN_MS + 51_000))
+    clock.note(Reply({}, sent_at=111.0, received_at=151.02, server_ms=BEGIN_MS + 51_000))
+    assert clock.at(152.0) == pytest.approx(BEGIN_MS + 52_000, abs=20)
+    assert clock.told_at == 151.0, "an answer to an earlier request makes the estimate no older"
+
+
+@pytest.mark.parametrize("wrong_by", [-3 * HOURS, 3 * HOURS])
+def test_a_wrong_date_is_corrected_by_the_next_answer(wrong_by: float) -> None:
+    clock = ServerClock()
+    clock.note(Reply({}, 100.0, 100.02, server_ms=BEGIN_MS + round(wrong_by * 1000)))
+    clock.note(Reply({}, 101.0, 101.02, server_ms=BEGIN_MS + 1000))
+    assert clock.at(101.0) == pytest.approx(BEGIN_MS + 1000, abs=20)
+
+
 @pytest.mark.parametrize("wrong_by", [-3 * HOURS, -5.0, -3.0, 3.0, 5.0, 3 * HOURS])
 def test_a_wrong_host_clock_is_put_right_before_anybody_hears_of_the_grant(
     world: World, wrong_by: float
