@@ -67,10 +67,13 @@ def unsubscribe(listener: Callable[[LockEvent], None]) -> None:
         _listeners.remove(listener)
 
 
-def notify(name: EventName, key: str = "", value: float = 1.0) -> None:
-    """Call all listeners with an event. An error of a listener is only logged."""
+def notify(name: EventName, key: str = "", value: float | Callable[[], float] = 1.0) -> None:
+    """Call all listeners with an event. An error of a listener is only logged.
+
+    :param value: the value, or a function that returns it, which is called only if there is a listener.
+    """
     for listener in list(_listeners):
         try:
-            listener(LockEvent(name, key, value))
+            listener(LockEvent(name, key, value() if callable(value) else value))
         except Exception:
             log.exception("A listener failed at the event %r of the lock %r.", name, key)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from airflow_dynamo_lock.client.options import Keys, OnDanger
-from airflow_dynamo_lock.core.effects import Operation, Sleep
+from airflow_dynamo_lock.core.effects import Operation, Sleep, Stamp
 from airflow_dynamo_lock.core.model.errors import LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 from airflow_dynamo_lock.core.model.outcomes import Draining, Granted, Lost, Released
@@ -81,14 +82,14 @@ def lease_of(granted: Granted, term: Term) -> Lease:
     )
 
 
-def log_end(lease: Lease, outcome: Released | Draining | Lost, now_ms: int) -> None:
+def log_end(lease: Lease, outcome: Released | Draining | Lost, stamp: Callable[[], Stamp]) -> None:
     """Log the outcome of a release.
 
-    :param now_ms: server time, epoch milliseconds.
+    :param stamp: makes a stamp, for the time of the release.
     """
     match outcome:
         case Released(hold_until_ms):
-            notify_released(lease, now_ms)
+            notify_released(lease, stamp)
             log.info(
                 "Released the lock %r (lease %s, token %d)%s.",
                 lease.key,
@@ -118,10 +119,10 @@ def log_end(lease: Lease, outcome: Released | Draining | Lost, now_ms: int) -> N
             )
 
 
-def notify_released(lease: Lease, now_ms: int) -> None:
+def notify_released(lease: Lease, stamp: Callable[[], Stamp]) -> None:
     """Notify of a release, and of how long the lease was held."""
     notify("released", lease.key)
-    notify("held", lease.key, max(0, now_ms - lease.acquired_at_ms) / 1000)
+    notify("held", lease.key, lambda: max(0, stamp().best_ms - lease.acquired_at_ms) / 1000)
 
 
 def monitor(lease: Lease | LeaseSet, safe_time: float, on_danger: OnDanger) -> Operation[None]:

@@ -184,7 +184,7 @@ class ClientCore:
             granted = yield from _notifying(claims[0].key, waiting)
             lease = self._granted(key, granted, options)
             if lease.remaining() > 0:
-                notify("waited", claims[0].key, monotonic() - begun)
+                notify("waited", claims[0].key, max(0.0, granted[0].stamped_at - begun))
                 return lease
             yield from self._release_late(lease, options)
             now = monotonic()
@@ -288,9 +288,9 @@ class ClientCore:
             lease.term.lose("it was released")
         outcome = yield from self.operations.releasing.leave(lease, process, release=release)
         if release and not isinstance(outcome, Renewed):
-            log_end(lease, outcome, self.stamp().best_ms)
+            log_end(lease, outcome, self.stamp)
         elif isinstance(outcome, Released):
-            notify_released(lease, self.stamp().best_ms)
+            notify_released(lease, self.stamp)
             log.info("Released the lock %r (lease %s): the last process has left.", lease.key, lease.lease_id)
         return outcome
 
@@ -336,7 +336,7 @@ class ClientCore:
             # The attempt without an answer has released it (R5).
             outcomes = [Released() if isinstance(each, Lost) else each for each in outcomes]
         for each, outcome in zip(leases, outcomes, strict=True):
-            log_end(each, outcome, self.stamp().best_ms)
+            log_end(each, outcome, self.stamp)
         # Of a set, the worst outcome.
         return max(outcomes, key=lambda each: (isinstance(each, Draining), isinstance(each, Lost)))
 
