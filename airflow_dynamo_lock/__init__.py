@@ -42,6 +42,7 @@ _MODULES = {
     "LockRecordError": "core.model.errors",
     "LockRemovedError": "core.model.errors",
     "LockSettings": "airflow.hooks",
+    "LockState": "core.model.state",
     "LockTableError": "core.model.errors",
     "LockTimeoutError": "core.model.errors",
     "LockUnavailableError": "core.model.errors",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.record import LockRecord as LockRecord
     from airflow_dynamo_lock.core.model.record import QueuePosition as QueuePosition
     from airflow_dynamo_lock.core.model.record import Waiter as Waiter
+    from airflow_dynamo_lock.core.model.state import LockState as LockState
     from airflow_dynamo_lock.events import LockEvent as LockEvent
     from airflow_dynamo_lock.events import subscribe as subscribe
     from airflow_dynamo_lock.events import unsubscribe as unsubscribe

@@ -9,7 +9,6 @@ from airflow_dynamo_lock.core.model.errors import LockError, LockRecordError
 from airflow_dynamo_lock.core.model.text import duration
 from airflow_dynamo_lock.monitoring.checks import Limits, findings
 from airflow_dynamo_lock.monitoring.openmetrics import exposition
-from airflow_dynamo_lock.monitoring.survey import survey
 
 #: Exit codes of `check`, as Nagios defines them. 2 is also the exit code for wrong usage.
 OK, CRITICAL, UNKNOWN = 0, 2, 3
@@ -45,7 +44,7 @@ def check(
     )
     damaged: list[LockRecordError] = []
     try:
-        states = survey(where.locks(), prefix, damaged.append)
+        states = where.locks().survey(prefix, on_damaged=damaged.append)
     except LockError as failure:
         click.echo(f"UNKNOWN: {failure}")
         return UNKNOWN
@@ -77,4 +76,4 @@ def check(
 def metrics(where: Settings, keys: int) -> None:
     """Print the locks of the table as metrics, in the text format of OpenMetrics."""
     locks = where.locks()
-    click.echo(exposition({locks.table: survey(locks)}, keys), nl=False)
+    click.echo(exposition({locks.table: locks.survey()}, keys), nl=False)

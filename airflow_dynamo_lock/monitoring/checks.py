@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.core.model.text import duration, readable
-from airflow_dynamo_lock.monitoring.survey import LockState
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from airflow_dynamo_lock.monitoring.survey import LockState, last_loss_ms
+from airflow_dynamo_lock.core.model.state import LockState
 
 #: The content type of the text.
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _Locks = Sequence[LockState]
+
+
+def _last_loss_ms(locks: _Locks) -> int | None:
+    """When a lease was last lost, epoch milliseconds; None if no record tells of one."""
+    losses = (each.record.last_loss for each in locks)
+    return max((each.at_ms for each in losses if each is not None), default=None)
+
 
 # Metrics of a table: name → help text, value; None leaves the metric out.
 _OF_TABLES: Mapping[str, tuple[str, Callable[[_Locks], float | None]]] = {
@@ -35,7 +42,7 @@ _OF_TABLES: Mapping[str, tuple[str, Callable[[_Locks], float | None]]] = {
     ),
     "last_loss_timestamp_seconds": (
         "When a lease was last broken, or reclaimed from a dead holder.",
-        lambda locks: None if (at_ms := last_loss_ms(locks)) is None else at_ms / 1000,
+        lambda locks: None if (at_ms := _last_loss_ms(locks)) is None else at_ms / 1000,
     ),
 }
 

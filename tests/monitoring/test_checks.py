@@ -8,8 +8,8 @@ import pytest
 
 from airflow_dynamo_lock.core.model.decisions import Decision, Loss
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
+from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.monitoring.checks import Limits, findings
-from airflow_dynamo_lock.monitoring.survey import LockState
 from proof.simulator.stepped import a_holder
 
 MIN, NOW = 60_000, 1_800_000_000_000

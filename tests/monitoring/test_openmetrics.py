@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from airflow_dynamo_lock.core.model.decisions import Loss
+from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.monitoring.openmetrics import exposition
-from airflow_dynamo_lock.monitoring.survey import LockState
 from tests.monitoring.test_checks import MIN, NOW, a_state, a_waiter, held
 
 Samples = dict[tuple[str, str, str], float]

@@ -7,12 +7,14 @@ from typing import Any
 
 from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.client.tasks import AsyncRuntime
+from airflow_dynamo_lock.core.lock.survey import survey
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.claim import Mode
 from airflow_dynamo_lock.core.model.errors import LockRecordError
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
+from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.core.table import schema
 
 
@@ -144,6 +146,17 @@ class AsyncTable(AsyncRuntime):
         :param key: the lock.
         """
         return await self._run(self._core.queue.reader.waiters(self._core.format.checked_key(key)))
+
+    async def survey(
+        self, prefix: str = "", *, on_damaged: Callable[[LockRecordError], None] | None = None
+    ) -> list[LockState]:
+        """All locks of the table with their queues, by name. Reads the whole table once.
+
+        :param prefix: only keys that begin with this.
+        :param on_damaged: called with the error of each record that cannot be read; by default it is logged.
+        """
+        arguments.checked_text("The prefix", prefix)
+        return await self._run(survey(self._core.operations.requests, prefix, on_damaged))
 
     async def list_locks(
         self, prefix: str = "", *, on_damaged: Callable[[LockRecordError], None] | None = None

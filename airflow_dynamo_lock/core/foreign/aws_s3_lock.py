@@ -328,7 +328,7 @@ class S3Objects(S3Requests, OneHolder):
         """Always empty, because each lock is read by a request of its own."""
         return set()
 
-    def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request:
+    def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "", *, waiters: bool = False) -> Request:
         """Read one page of the bucket's objects whose keys begin with the prefix.
 
         :param cursor: ``LastEvaluatedKey`` of the page before; None for the first.

@@ -191,7 +191,7 @@ class ForeignTable(ForeignItem):
             return self._request("DeleteItem", key, "", condition, values, process)
         return self._write(key, attributes, condition, values, remove=["#ours"], process=process)
 
-    def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request:
+    def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "", *, waiters: bool = False) -> Request:
         """Read one page of all locks whose partition keys begin with the prefix.
 
         :param cursor: ``LastEvaluatedKey`` of the page before; None for the first.

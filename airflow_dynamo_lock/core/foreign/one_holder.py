@@ -21,6 +21,10 @@ class OneHolder:
     def check_data(self, data: Mapping[str, Any]) -> None:
         """Accept all data: a format without `Feature.DATA` never receives any. One with it overrides this."""
 
+    def lock_items(self, output: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The items of locks in the response to `scan`: all of them."""
+        return list(output.get("Items", ()))
+
     def _unsupported(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(
             f"The format {self.name!r} does not support this request: check `features` first."

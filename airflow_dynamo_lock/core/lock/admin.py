@@ -181,7 +181,7 @@ class Admin:
         reply: Reply = yield self.requests.format.scan(cursor, prefix)
         records = []
         has_queue = Feature.QUEUE in self.requests.format.features
-        for item in reply.output.get("Items", ()):
+        for item in self.requests.format.lock_items(reply.output):
             try:
                 record = self.requests.format.record(item, reply.server_ms)
                 if has_queue and record.key.startswith(WAITING_PREFIX):

@@ -14,9 +14,16 @@ from typing import Any
 
 from airflow_dynamo_lock.core.effects import Operation, Request, T
 from airflow_dynamo_lock.core.model.arguments import checked_key
+from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.codec import encode
-from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY, PARTITION_KEY, SORT_KEY, lock_item_key
+from airflow_dynamo_lock.core.table.expressions import (
+    LOCK_ENTRY,
+    PARTITION_KEY,
+    SORT_KEY,
+    lock_item_key,
+    placeholders,
+)
 from airflow_dynamo_lock.core.table.features import ALL_FEATURES, Feature
 from airflow_dynamo_lock.core.table.grant_writes import GrantWrites
 from airflow_dynamo_lock.core.table.items import read_lock
@@ -66,22 +73,33 @@ class NativeFormat(GrantWrites, LeaseWrites, QueueWrites):
         """The lock that an item, or the key of an item, belongs to."""
         return str(item[PARTITION_KEY]["S"])
 
-    def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "") -> Request:
+    def scan(self, cursor: Mapping[str, Any] | None, prefix: str = "", *, waiters: bool = False) -> Request:
         """Read one page of all locks whose names begin with the prefix.
 
         :param cursor: ``LastEvaluatedKey`` of the page before; None for the first.
+        :param waiters: return the waiters' entries too, and the leases of their processes. That costs no more.
         """
-        names, values = {"#entry": SORT_KEY}, {":lock": LOCK_ENTRY}
+        conditions = [] if waiters else ["#entry = :lock"]
         if prefix:
-            names, values = {**names, "#key": PARTITION_KEY}, {**values, ":prefix": prefix}
-        params: dict[str, Any] = {
-            "TableName": self.table,
-            "FilterExpression": "#entry = :lock" + (" AND begins_with(#key, :prefix)" if prefix else ""),
-            "ExpressionAttributeNames": names,
-            "ExpressionAttributeValues": {name: encode(value) for name, value in values.items()},
-            "ConsistentRead": True,
+            named = "begins_with(#key, :prefix)"
+            conditions.append(f"({named} OR begins_with(#key, :waiting))" if waiters else named)
+        condition = " AND ".join(conditions)
+        used = placeholders(condition)
+        names = {"#entry": SORT_KEY, "#key": PARTITION_KEY}
+        values = {":lock": LOCK_ENTRY, ":prefix": prefix, ":waiting": WAITING_PREFIX}
+        expression = {
+            "FilterExpression": condition,
+            "ExpressionAttributeNames": {alias: name for alias, name in names.items() if alias in used},
+            "ExpressionAttributeValues": {
+                alias: encode(value) for alias, value in values.items() if alias in used
+            },
         }
+        params = {"TableName": self.table, "ConsistentRead": True, **(expression if condition else {})}
         return Request("Scan", params | ({"ExclusiveStartKey": cursor} if cursor else {}))
+
+    def lock_items(self, output: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The items of locks in the response to `scan`."""
+        return [each for each in output.get("Items", ()) if each[SORT_KEY] == encode(LOCK_ENTRY)]
 
     def record(self, item: Mapping[str, Any], server_ms: int | None) -> LockRecord:
         """The lock that an item shows.

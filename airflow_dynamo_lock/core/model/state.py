@@ -1,14 +1,9 @@
-"""One look at all locks of a table: each record with its queue, and how long everything has lasted."""
+"""A lock with its queue at one moment, and how long everything has lasted."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
-from airflow_dynamo_lock.client.sync_client import LockClient
-from airflow_dynamo_lock.core.model.errors import LockRecordError
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 
 
@@ -18,7 +13,7 @@ class LockState:
 
     :ivar record: the lock.
     :ivar waiters: its queue, the next one first.
-    :ivar now_ms: server time when the record was read, epoch milliseconds; this host's clock if that is unknown.
+    :ivar now_ms: server time when the lock was read, epoch milliseconds; this host's clock if that is unknown.
     """
 
     record: LockRecord
@@ -56,29 +51,3 @@ class LockState:
 
     def _age(self, then_ms: int) -> int:
         return max(0, self.now_ms - then_ms)
-
-
-def survey(
-    locks: LockClient, prefix: str = "", on_damaged: Callable[[LockRecordError], None] | None = None
-) -> list[LockState]:
-    """Look at all locks of a table. Reads the whole table, and the queue of each lock that has one.
-
-    :param locks: client of the table.
-    :param prefix: only locks whose names begin with this.
-    :param on_damaged: called with the error of each record that cannot be read; by default it is logged.
-    :returns: the locks, by name.
-    """
-    records = sorted(locks.list_locks(prefix, on_damaged=on_damaged), key=lambda each: each.key)
-    return list(map(partial(_state, locks), records))
-
-
-def _state(locks: LockClient, record: LockRecord) -> LockState:
-    waiters = () if record.queue_head is None else tuple(locks.waiters(record.key))
-    now_ms = round(time.time() * 1000) if record.read_at_ms is None else record.read_at_ms
-    return LockState(record, waiters, now_ms)
-
-
-def last_loss_ms(states: Iterable[LockState]) -> int | None:
-    """When a lease was last lost, epoch milliseconds; None if no record tells of one."""
-    losses = (each.record.last_loss for each in states)
-    return max((each.at_ms for each in losses if each is not None), default=None)

@@ -1,0 +1,98 @@
+"""One look at all locks: each with its queue, as one read of the table shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_dynamo_lock.core.lock.survey import survey
+from airflow_dynamo_lock.core.model.errors import LockRecordError
+from airflow_dynamo_lock.core.model.state import LockState
+from proof.simulator.stepped import TABLE, Host, World
+from tests.core.test_queue import run_a_while, waiting
+
+#: The simulated table has no scans.
+pytestmark = pytest.mark.parametrize("client", ["moto"], indirect=True)
+
+
+def surveyed(world: World, prefix: str = "", on_damaged: Any = None) -> dict[str, LockState]:
+    host = Host(world, "observer")
+    states = host.run(survey(host.operations.requests, prefix, on_damaged))
+    assert [each.record.key for each in states] == sorted(each.record.key for each in states)
+    return {each.record.key: each for each in states}
+
+
+def owners(state: LockState) -> list[str]:
+    return [each.owner for each in state.waiters]
+
+
+def test_each_lock_has_its_own_queue_in_order(world: World) -> None:
+    for key in ("a", "b"):
+        Host(world, f"holder of {key}").take(key=key)
+    waiting(Host(world, "first"), key="a")
+    waiting(Host(world, "urgent"), key="a", priority=5)
+    waiting(Host(world, "other"), key="b")
+    world.sent.clear()
+
+    found = surveyed(world)
+
+    assert {key: owners(each) for key, each in found.items()} == {"a": ["urgent", "first"], "b": ["other"]}
+    assert world.actions() == ["Scan"], "one read, without one for each queue"
+
+
+def test_a_prefix_chooses_locks_and_their_waiters(world: World) -> None:
+    for key in ("a/1", "b/1"):
+        Host(world, f"holder of {key}").take(key=key)
+        waiting(Host(world, f"waiter for {key}"), key=key)
+    found = surveyed(world, "a/")
+    assert {key: owners(each) for key, each in found.items()} == {"a/1": ["waiter for a/1"]}
+
+
+@pytest.mark.parametrize("prefix", ["", "a"])
+def test_a_waiter_is_shown_for_as_long_as_its_process_sends_heartbeats(world: World, prefix: str) -> None:
+    Host(world, "holder").take(key="a", lease_ms=3_600_000)
+    living, dead = Host(world, "living"), Host(world, "dead")
+    waits = [waiting(host, key="a") for host in (living, dead)]
+    run_a_while(living, living.presence.maintain(), 60.0)
+
+    state = surveyed(world, prefix)["a"]
+    assert owners(state) == ["living"]
+    assert all(each.effect is not None for each in waits)
+    assert prefix or set(surveyed(world)) == {"a"}, "the lease of the process is no lock"
+    assert state.waited_ms == pytest.approx(60_000, abs=3000)
+
+
+def test_a_waiter_that_was_granted_the_lock_is_no_waiter_any_more(world: World) -> None:
+    holder = Host(world, "holder")
+    holder.take(key="a")
+    paused = waiting(Host(world, "first"), key="a")
+    holder.run(holder.operations.releasing.release("a", "holder", 1, 15_000, confirmed=True))
+    while "first" not in world.record("a").holders:  # its entry is still there
+        paused.step()
+    assert owners(surveyed(world)["a"]) == []
+
+
+def test_a_waiter_has_an_expected_wait_if_the_usual_time_is_known(world: World) -> None:
+    holder = Host(world, "holder")
+    holder.take(key="a")
+    world.now += 600
+    holder.run(holder.operations.releasing.release_all([holder.lease("holder")], confirmed=True))
+    holder.take("again", key="a")
+    waiting(Host(world, "first"), key="a")
+    (waiter,) = surveyed(world)["a"].waiters
+    assert waiter.expected_wait_ms is None or waiter.expected_wait_ms > 0
+
+
+def test_a_damaged_record_is_left_out_and_reported(world: World) -> None:
+    Host(world, "holder").take(key="good")
+    world.client.put_item(TableName=TABLE, Item={"key": {"S": "bad"}, "entry": {"S": "lock"}})
+    told: list[LockRecordError] = []
+    assert set(surveyed(world, on_damaged=told.append)) == {"good"}
+    assert "'bad'" in str(told[0])
+
+
+def test_a_damaged_record_is_logged_by_default(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.client.put_item(TableName=TABLE, Item={"key": {"S": "bad"}, "entry": {"S": "lock"}})
+    assert surveyed(world) == {}
+    assert "'bad'" in caplog.text
