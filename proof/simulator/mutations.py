@@ -908,6 +908,12 @@ MUTATIONS = {
         _patched(NestedWait, "check_own", lambda *_: None),
         test="tests/core/test_deadlock.py::test_a_wait_for_an_own_lock_is_an_error_at_once",
     ),
+    "slow-answer-moves-the-clock": Mutation(
+        "server time: a slow answer moves the estimate no further ahead than clocks may drift",
+        _edited(ServerClock.note, ("min(latest_ms, self._ahead_ms + drift_ms)", "latest_ms")),
+        test="tests/core/test_clocks.py"
+        "::test_a_process_that_was_stopped_before_it_sent_a_request_does_not_move_the_estimate_ahead",
+    ),
     "removed-waiter-granted": Mutation(
         "R15: a grant requires that no person has removed the claim",
         _patched(grant_writes, "_NOT_REMOVED", ""),
