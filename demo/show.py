@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -37,6 +36,8 @@ CREDENTIALS = "not-a-secret"  # the embedded DynamoDB accepts any credentials
 # The demo times out after the first, and on average the second for each turn. On a busy machine, Airflow may take a
 # minute to start one task.
 SECONDS_TO_START, SECONDS_PER_TURN = 480.0, 60.0
+#: With --keep, each deployment starts a run this often.
+SECONDS_BETWEEN_KEPT_RUNS = 15.0
 POLL = 1.0  # seconds between two requests for the state of the runs
 
 
@@ -132,13 +133,17 @@ def _watch(deployments: Sequence[Deployment], ledger_file: Path, board: Board, t
 
 
 def _keep(console: Console, deployments: Sequence[Deployment]) -> None:
-    """Print addresses and logins of the web interfaces, and wait for Ctrl-C, which ends the demo normally."""
+    """Print addresses and logins of the web interfaces, and trigger runs until Ctrl-C, which ends the demo normally."""
     for deployment in deployments:
         login = f"user {deployment.username}, password {deployment.password}"
         console.print(f"{deployment.name}: {deployment.url}/dags/{DAG} ({login})", soft_wrap=True)
-    console.print("Both deployments stay up until Ctrl-C.")
+        console.print(f"{deployment.name}: {deployment.url}/plugin/locks, the Locks page", soft_wrap=True)
+    console.print("Both deployments take turns until Ctrl-C.")
     with suppress(KeyboardInterrupt):
-        signal.pause()
+        while True:
+            for deployment in deployments:
+                deployment.trigger(DAG)
+            time.sleep(SECONDS_BETWEEN_KEPT_RUNS)
 
 
 def _create_lock_table(endpoint_url: str) -> None:

@@ -65,6 +65,15 @@ FIELDS: dict[str, tuple[str, str, str]] = {
     ),
 }
 
+#: Further options of that section: name → label, type, description.
+PAGE_OPTIONS: dict[str, tuple[str, str, str]] = {
+    "page_connections": (
+        "Connections of the Locks page",
+        "string",
+        "The connections whose tables the Locks page shows, separated by commas. Default: dynamo_lock_default.",
+    ),
+}
+
 #: Standard fields of Airflow's connections that the form does not show.
 HIDDEN_FIELDS = ["host", "port", "login", "password", "schema", "extra"]
 
@@ -111,7 +120,8 @@ def get_provider_info() -> dict[str, Any]:
         "cli": ["airflow_dynamo_lock.cli.airflow.commands"],
         "config": {
             "dynamo_lock": {
-                "description": "Settings for locks, used if there is no connection dynamo_lock_default.",
+                "description": "Settings for locks, used if there is no connection dynamo_lock_default, and of "
+                "the Locks page.",
                 "options": {
                     name: {
                         "description": description,
@@ -120,7 +130,7 @@ def get_provider_info() -> dict[str, Any]:
                         "example": None,
                         "default": None,
                     }
-                    for name, (_, kind, description) in FIELDS.items()
+                    for name, (_, kind, description) in {**FIELDS, **PAGE_OPTIONS}.items()
                 },
             }
         },

@@ -1,0 +1,80 @@
+"""What the Locks page shows of a table: one look at all locks, shared by all who have the page open."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from airflow_dynamo_lock.client.sync_client import LockClient
+from airflow_dynamo_lock.core.model.errors import LockError, LockRecordError
+from airflow_dynamo_lock.core.model.state import LockState
+
+# A look is shown for this many seconds, and for this many times as long as it took: the larger a table, the less often
+# it is read.
+_FRESH_SECONDS, _FRESH_TIMES = 2.0, 10.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One look at all locks of a table.
+
+    :ivar states: the locks by name; empty after an error.
+    :ivar damaged: what is wrong with each record that cannot be read.
+    :ivar error: why the table could not be read; None if it could.
+    :ivar fresh_seconds: how long this look is shown, in seconds.
+    """
+
+    states: tuple[LockState, ...] = ()
+    damaged: tuple[str, ...] = ()
+    error: LockError | None = None
+    fresh_seconds: float = _FRESH_SECONDS
+
+
+class Snapshots:
+    """The latest look at each table. One thread looks, and all others wait for it.
+
+    :param connect: returns the client for a connection id.
+    """
+
+    def __init__(self, connect: Callable[[str], LockClient]) -> None:
+        self._connect = connect
+        self._locks: dict[str, threading.Lock] = {}
+        self._clients: dict[str, LockClient] = {}
+        self._latest: dict[str, tuple[float, Snapshot]] = {}
+
+    def client(self, conn_id: str) -> LockClient:
+        """The client of a connection.
+
+        :raises LockError: the connection is missing or not valid.
+        """
+        if conn_id not in self._clients:
+            self._clients[conn_id] = self._connect(conn_id)
+        return self._clients[conn_id]
+
+    def latest(self, conn_id: str) -> Snapshot:
+        """The latest look at the table of a connection, which is at most `Snapshot.fresh_seconds` old."""
+        with self._locks.setdefault(conn_id, threading.Lock()):
+            until, snapshot = self._latest.get(conn_id, (0.0, Snapshot()))
+            begun = time.monotonic()
+            if begun >= until:
+                snapshot = self._look(conn_id, begun)
+                self._latest[conn_id] = time.monotonic() + snapshot.fresh_seconds, snapshot
+            return snapshot
+
+    def forget(self, conn_id: str) -> None:
+        """Look again at the next request, because something was changed."""
+        self._latest.pop(conn_id, None)
+
+    def _look(self, conn_id: str, begun: float) -> Snapshot:
+        damaged: list[LockRecordError] = []
+        try:
+            states = self.client(conn_id).survey(on_damaged=damaged.append)
+        except LockError as failure:
+            self._clients.pop(conn_id, None)  # the connection may be corrected
+            return Snapshot(error=failure)
+        took = time.monotonic() - begun
+        return Snapshot(
+            tuple(states), tuple(map(str, damaged)), None, max(_FRESH_SECONDS, _FRESH_TIMES * took)
+        )
