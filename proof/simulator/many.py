@@ -14,7 +14,9 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from unittest.mock import patch
 
+from airflow_dynamo_lock import events
 from proof.simulator.history import Verdict, play
 from proof.simulator.mutations import spoilt
 from proof.simulator.world import Assumptions
@@ -54,10 +56,10 @@ class Summary:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Disable the package's log, and garbage collection during a history.
+    """Disable the package's log and events, and garbage collection during a history.
 
     Garbage collection runs code in the coroutines of killed processes. Between two histories that does no
-    harm.
+    harm. A listener, such as that of Airflow's metrics, reads clocks, and each read changes a history.
     """
     logger = logging.getLogger("airflow_dynamo_lock")
     level, hook = logger.level, sys.unraisablehook
@@ -66,7 +68,7 @@ def quiet() -> Iterator[None]:
     gc.disable()
     _freeze_loaded_objects()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), patch.object(events, "_listeners", []):
             warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
             yield
             gc.collect()
