@@ -81,6 +81,11 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
         lambda locks, key, lease: locks.break_lock(key, lease.lease_id),
         {"GetItem", "UpdateItem"},
     ),
+    "remove_waiter": (
+        lambda locks, key, _: locks.remove_waiter(key, "their lease"),
+        {"Query", "GetItem", "UpdateItem", "DeleteItem"},
+    ),
+    "survey": (lambda locks, _, __: locks.survey(), {"Scan"}),
     "set_capacity": (lambda locks, key, _: locks.set_capacity(f"{key}/free", 3), {"GetItem", "UpdateItem"}),
 }
 _HOLDS = {
@@ -95,17 +100,17 @@ _WAITS = {"wait", "look", "get"}
 ROLES = {
     "Holder": _HOLDS | _WAITS,
     "Waiter": _WAITS,
-    "Reader": {"get", "look", "list", "waiters"},
+    "Reader": {"get", "look", "list", "survey", "waiters"},
     "Administrator": {
-        *("create_table", "check_table", "get", "look", "list", "waiters"),
-        *("break_lock", "set_capacity"),
+        *("create_table", "check_table", "get", "look", "list", "survey", "waiters"),
+        *("break_lock", "remove_waiter", "set_capacity"),
     },
     TEAM: _HOLDS | _WAITS,
 }
 #: Nobody can be let write a lease and not break one: both are `UpdateItem`. See docs/security.md.
 MORE = {
-    "Holder": {"break_lock", "set_capacity", "waiters"},
-    TEAM: {"break_lock", "set_capacity", "waiters"},
+    "Holder": {"break_lock", "remove_waiter", "set_capacity", "waiters"},
+    TEAM: {"break_lock", "remove_waiter", "set_capacity", "waiters"},
     "Reader": {"wait"},
     "Administrator": _HOLDS - {"acquire, waiting"} | {"wait"},
 }
