@@ -1,11 +1,12 @@
-"""The link from a task in Airflow's web interface to its lock's record in the AWS console."""
+"""The links of a task in Airflow's web interface: to its lock on the Locks page, and to its record in the AWS console."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlparse
 
-from airflow_dynamo_lock.airflow.versions import BaseOperatorLink, XCom
+from airflow_dynamo_lock.airflow.versions import BaseOperatorLink, XCom, conf
 from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY
 
 if TYPE_CHECKING:
@@ -53,3 +54,36 @@ class LockRecordLink(BaseOperatorLink):
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
         """Return the address that the task has pushed, or an empty string if it has pushed none."""
         return XCom.get_value(key=self.xcom_key, ti_key=ti_key) or ""
+
+
+def base_path() -> str:
+    """The path of the web interface, without a slash at its end: that of ``[api] base_url``."""
+    return urlparse(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+
+
+def _named(module: str, name: str) -> Any:
+    """A class as Airflow looks for it: by its name and module. The class itself is not loaded."""
+    return SimpleNamespace(__module__=f"airflow_dynamo_lock.airflow.{module}", __name__=name)
+
+
+class LocksPageLink(BaseOperatorLink):
+    """The link *Lock*, to the lock on the Locks page.
+
+    The plugin registers it, so the API server computes the address when somebody looks at the task, also while the
+    task waits.
+    """
+
+    name = "Lock"
+    operators = [  # noqa: RUF012 - Airflow's declaration
+        _named("operators", "DynamoLockAcquireOperator"),
+        _named("operators", "DynamoLockOperator"),
+        _named("decorators", "_DynamoLockDecoratedOperator"),
+    ]
+
+    def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
+        """Return the address of the task's lock. If the DAG does not tell its name, search for the run instead."""
+        key = getattr(operator, "key", None)
+        if isinstance(key, (list, tuple)) and key:
+            key = key[0]
+        known = isinstance(key, str) and "{{" not in key and "{%" not in key
+        return f"{base_path()}/plugin/locks?{urlencode({'key': key} if known else {'search': ti_key.run_id})}"

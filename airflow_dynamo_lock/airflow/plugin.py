@@ -1,13 +1,12 @@
-"""The Airflow plugin: the operators' link to the lock record, and the Locks page."""
+"""The Airflow plugin: the operators' links, and the Locks page."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
-from urllib.parse import urlparse
 
-from airflow_dynamo_lock.airflow.links import LockRecordLink
-from airflow_dynamo_lock.airflow.versions import AirflowPlugin, conf
+from airflow_dynamo_lock.airflow.links import LockRecordLink, LocksPageLink, base_path
+from airflow_dynamo_lock.airflow.versions import HAS_PAGES, AirflowPlugin
 
 
 async def _service(scope: Any, receive: Any, send: Any) -> None:
@@ -17,10 +16,9 @@ async def _service(scope: Any, receive: Any, send: Any) -> None:
 
 
 def _view(name: str, url_route: str, destination: str) -> dict[str, str]:
-    base = urlparse(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
     return {
         "name": name,
-        "bundle_url": f"{base}/dynamo-lock/locks.js",
+        "bundle_url": f"{base_path()}/dynamo-lock/locks.js",
         "destination": destination,
         "url_route": url_route,
         **({"category": "browse"} if destination == "nav" else {}),
@@ -28,10 +26,10 @@ def _view(name: str, url_route: str, destination: str) -> dict[str, str]:
 
 
 class DynamoLockPlugin(AirflowPlugin):
-    """Registers the link and the page. Airflow finds this class by the entry point ``airflow.plugins``."""
+    """Registers the links and the page. Airflow finds this class by the entry point ``airflow.plugins``."""
 
     name = "dynamo_lock"
-    operator_extra_links = [LockRecordLink()]  # noqa: RUF012 - Airflow's declaration
+    operator_extra_links = [LockRecordLink(), *([LocksPageLink()] if HAS_PAGES else [])]  # noqa: RUF012 - Airflow's declaration
     fastapi_apps = [{"name": "Locks", "app": _service, "url_prefix": "/dynamo-lock"}]  # noqa: RUF012
     react_apps = [  # noqa: RUF012
         _view("Locks", "locks", "nav"),

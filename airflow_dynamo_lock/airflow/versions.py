@@ -75,6 +75,9 @@ RENDERS_IN_TRIGGERER = _VERSION >= (3, 3)
 #: Whether the command ``airflow dynamo-lock`` exists. Earlier versions ignore the commands of providers.
 HAS_PROVIDER_COMMANDS = _VERSION >= (3, 2)
 
+#: Whether plugins may add pages to the web interface.
+HAS_PAGES = _VERSION >= (3, 1)
+
 #: Minimum time in seconds from the start of a trigger to the event that resumes its task on a worker, if the
 #: task was deferred on a worker. The executor reports the end of the deferring process as "success". If the
 #: task is queued again before the scheduler has read that report, the scheduler marks the resumed task as

@@ -245,7 +245,7 @@ function Empty({ answer }) {
 function Locks({ dagId }) {
   const address = new URLSearchParams(globalThis.location.search);
   const [conn, setConn] = useState(address.get("conn") || "");
-  const [search, setSearch] = useState("");
+  const [search, setSearch] = useState(address.get("search") || address.get("key") || "");
   const [state, setState] = useState("all");
   const [deployment, setDeployment] = useState("");
   const [sort, setSort] = useState("key");
