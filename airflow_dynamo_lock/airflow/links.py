@@ -1,4 +1,4 @@
-"""The links of a task in Airflow's web interface: to its lock on the Locks page, and to its record in the AWS console."""
+"""The links of a task: to its lock on the Locks page, and to its lock's record in the AWS console."""
 
 from __future__ import annotations
 

@@ -241,6 +241,8 @@ class Checker:
         if entry != LOCK_ENTRY:
             return
         self.world.log(f"{key} is deleted")
+        # The record no longer refuses acquires that were sent before earlier releases.
+        self._protected = {at for at in self._protected if at[0] != key}
         for use in self.uses:
             lease_id = use.lease.lease_id
             if use.lease.key == key and (key, lease_id) not in self.broken and self._counts_on(use):
