@@ -244,18 +244,29 @@ def _after_release(evidence: Evidence) -> Iterator[HandOver]:
                 freed.at,
                 granted.at,
                 "" if grant is None else evidence.links[grant.role],
-                behind=_was_behind(evidence, key, lease_id, freed),
+                behind=_was_behind(evidence, key, lease_id, freed, grant),
                 undisturbed=grant is not None and _undisturbed(evidence, grant, freed.at),
             )
 
 
-def _was_behind(evidence: Evidence, key: str, lease_id: str, record: Record | None) -> bool:
-    """Return whether others were ahead of a waiter in the queue, as a record shows it."""
-    places = [
-        each.place
-        for each in evidence.exchanges
-        if each.key == key and each.lease_id == lease_id and each.place is not None
-    ]
+def _was_behind(
+    evidence: Evidence, key: str, lease_id: str, record: Record | None, grant: LeaseUse | None
+) -> bool:
+    """Return whether others were ahead of a waiter in the queue, as a record shows it.
+
+    :param grant: the grant to the waiter; None if it was not received.
+    """
+    of_lock = [each for each in evidence.exchanges if each.key == key and each.place is not None]
+    places = [each.place or "" for each in of_lock if each.lease_id == lease_id]
+    if not places and grant is not None:
+        # After an outage, a waiter acquires with another lease id than its entry has. It deletes the entry before the
+        # caller receives the grant.
+        link, since = evidence.links[grant.role], grant.begin - _ROUND_TRIPS
+        places = [
+            each.place or ""
+            for each in of_lock
+            if (each.what, each.link) == ("DeleteItem", link) and since <= each.sent <= grant.begin
+        ][-1:]
     head = None if record is None else record.head
     return bool(places) and head is not None and head_at(max(places)) > head_at(head)
 
@@ -288,7 +299,7 @@ def _after_death(evidence: Evidence) -> Iterator[HandOver]:
                     since,
                     grant.begin,
                     evidence.links[grant.role],
-                    behind=_was_behind(evidence, grant.key, grant.lease_id, last),
+                    behind=_was_behind(evidence, grant.key, grant.lease_id, last, grant),
                     undisturbed=_undisturbed(evidence, grant, since),
                 )
 

@@ -80,6 +80,21 @@ def test_a_hand_over_that_takes_longer_than_documented_is_a_violation(
     assert [each.what for each in violations] == found
 
 
+@pytest.mark.parametrize(("place", "found"), [(FIRST, ["lateness"]), (SECOND, [])])
+def test_a_waiter_with_another_lease_id_than_its_entry_is_known_by_the_entry_that_it_deletes(
+    place: str, found: list[str]
+) -> None:
+    run = a_run(24, place=place)
+    entry, *others = run.exchanges
+    deletes = [
+        Exchange(at, at - 0.05, "link 1", "mutex", "DeleteItem", "applied", place) for at in (23.9, 26)
+    ]
+    exchanges = [replace(entry, lease_id="before the outage"), *others, *deletes]
+
+    violations = report(replace(run, exchanges=exchanges)).violations
+    assert [each.what for each in violations] == found
+
+
 def test_the_story_tells_who_waited_who_looked_and_what_was_answered() -> None:
     (late,) = report(a_run(24, incidents=[Incident("SIGSTOP", 21, 22, process=9)])).violations
     for told in (
