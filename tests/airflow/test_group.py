@@ -25,7 +25,7 @@ from proof.airflow.testbed import GRACE, LEASE, POLL, Testbed, wait_until
 pytestmark = pytest.mark.proof
 
 #: Longest time from the grant to the first line of the next task, in seconds, on two busy cores.
-AIRFLOW = 45.0
+AIRFLOW = 15.0
 #: Longest time from a mark or a clear to the end of the process, in seconds: Airflow notices it at the
 #: process's heartbeat, sends SIGTERM, and 5 s later SIGKILL.
 KILL = 30.0
