@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
@@ -85,6 +86,7 @@ HAS_PAGES = _VERSION >= (3, 1)
 RESUME_AFTER = 12.0
 
 
+@cache
 def stats() -> Any:
     """Airflow's metrics. They are loaded at the first call, because the parsing of DAGs does not need them."""
     try:  # 3.2

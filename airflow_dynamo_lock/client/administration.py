@@ -49,10 +49,8 @@ class Administration:
         record = yield from self.operations.requests.get(self.format.checked_key(key))
         holder = record.holders.get(lease_id) if record else None
         if record is None or holder is None or holder.acquired_at_ms is None:
-            lost = (
-                record is not None and record.last_loss is not None and record.last_loss.lease_id == lease_id
-            )
-            how = f": {record.end_of(lease_id)}" if record is not None and lost else ""
+            loss = None if record is None else record.loss_of(lease_id)
+            how = "" if loss is None else f": {loss.describe()}"
             raise LockNotHeldError(
                 f"The lease {lease_id} does not hold the lock {key!r}{how}. "
                 f"{record.describe() if record else 'Not locked'}."

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_dynamo_lock.core.effects import Request
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.decisions import NOBODY, Removal
+from airflow_dynamo_lock.core.model.decisions import UNKNOWN, Removal
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
@@ -65,7 +65,7 @@ MADE: Mapping[str, Sequence[Request]] = {
         WRITES.release(KEY, "me", 1, STAMP, confirmed=True, ending=Ending("me", 1, None), leaving=leaving)
         for leaving in (None, "p")
     ],
-    "break_": [WRITES.break_(KEY, a_holder("me"), STAMP, NOBODY)],
+    "break_": [WRITES.break_(KEY, a_holder("me"), STAMP, UNKNOWN)],
     "note_removal": [WRITES.note_removal(KEY, "me", Removal(0), ["other"])],
     "take_ticket": [WRITES.take_ticket(KEY, 0, ALONE, STAMP)],
     "lower_head": [WRITES.lower_head(KEY, "0999/000000000000001/a")],

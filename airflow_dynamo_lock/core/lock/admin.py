@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.requests import ROUNDS, Requests
-from airflow_dynamo_lock.core.model.decisions import NOBODY, Decision, Removal
+from airflow_dynamo_lock.core.model.decisions import UNKNOWN, Decision, Removal
 from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockNotHeldError,
@@ -19,13 +18,11 @@ from airflow_dynamo_lock.core.model.errors import (
     LockUnavailableError,
 )
 from airflow_dynamo_lock.core.model.kind import Kind
-from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from airflow_dynamo_lock.core.model.outcomes import Broken, CapacitySet
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
 from airflow_dynamo_lock.core.table.features import Feature, require
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
-from airflow_dynamo_lock.log import log
 
 # How far a token may be ahead of the time, milliseconds. A record with a token further ahead is not deleted, because
 # `forget` would have to wait too long.
@@ -43,7 +40,7 @@ class Admin:
     observer: Observer
     queue: WaitQueue
 
-    def break_(self, key: str, lease_id: str, decision: Decision = NOBODY) -> Operation[Broken]:
+    def break_(self, key: str, lease_id: str, decision: Decision = UNKNOWN) -> Operation[Broken]:
         """Remove a lease, even if its holder is alive.
 
         :param decision: who breaks it, and why; the record keeps that until the next loss.
@@ -81,17 +78,8 @@ class Admin:
         record = yield from self.requests.get(key)
         if entries and record is not None:
             removal = Removal(self.requests.stamp().best_ms, decision)
-            outdated = [
-                name
-                for name, each in sorted(record.removals.items(), key=lambda item: -item[1].at_ms)
-                if name != lease_id
-            ]
-            recent = [
-                name for name in outdated if removal.at_ms - record.removals[name].at_ms < _REMEMBERED_MS
-            ]
-            outdated = [name for name in outdated if name not in recent[:_MAX_REMOVALS]]
-            write = self.requests.format.note_removal(key, lease_id, removal, outdated[:_MAX_REMOVALS])
-            reply: Reply = yield write
+            outdated = _outdated(record, lease_id, removal.at_ms)
+            reply: Reply = yield self.requests.format.note_removal(key, lease_id, removal, outdated)
             if not reply.refused:
                 yield from self.queue.dequeue(entries, None, with_lock=False)
                 return entries[0]
@@ -179,14 +167,13 @@ class Admin:
         :param on_damaged: called with the error of each damaged record, which is left out; the default logs it.
         """
         reply: Reply = yield self.requests.format.scan(cursor, prefix)
-        records = []
-        has_queue = Feature.QUEUE in self.requests.format.features
-        for item in self.requests.format.lock_items(reply.output):
-            try:
-                record = self.requests.format.record(item, reply.server_ms)
-                if has_queue and record.key.startswith(WAITING_PREFIX):
-                    continue  # the lease of a waiting process, no lock
-                records.append(record)
-            except LockRecordError as damaged:
-                (on_damaged or partial(log.warning, "%s"))(damaged)
-        return records, reply.output.get("LastEvaluatedKey")
+        records = self.requests.scanned(reply, on_damaged)
+        return list(filter(self.requests.is_lock, records)), reply.output.get("LastEvaluatedKey")
+
+
+def _outdated(record: LockRecord, lease_id: str, now_ms: int) -> list[str]:
+    """The lease ids of notes to delete, for a new note: those that are old, and all but the latest."""
+    others = {name: each.at_ms for name, each in record.removals.items() if name != lease_id}
+    recent = [name for name, at_ms in others.items() if now_ms - at_ms < _REMEMBERED_MS]
+    kept = sorted(recent, key=others.__getitem__, reverse=True)[:_MAX_REMOVALS]
+    return [name for name in others if name not in kept][:_MAX_REMOVALS]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep, Stamp, with_timeout
-from airflow_dynamo_lock.core.model.errors import LockConflictError, LockUnavailableError
+from airflow_dynamo_lock.core.model.errors import LockConflictError, LockRecordError, LockUnavailableError
+from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.core.table.format import Format
+from airflow_dynamo_lock.log import log
 
 #: Maximum number of attempts of a write that may succeed after a refusal.
 ROUNDS = 8
@@ -42,6 +46,23 @@ class Requests:
             reply = yield with_timeout(self.format.get(key), within)
             item = reply.output.get("Item")
         return (self.format.record(item, reply.server_ms) if item else None), reply
+
+    def scanned(self, reply: Reply, on_damaged: Callable[[LockRecordError], None] | None) -> list[LockRecord]:
+        """The records in the response to `Format.scan`.
+
+        :param on_damaged: called with the error of each damaged record, which is left out; None logs it.
+        """
+        records = []
+        for item in self.format.lock_items(reply.output):
+            try:
+                records.append(self.format.record(item, reply.server_ms))
+            except LockRecordError as damaged:
+                (on_damaged or partial(log.warning, "%s"))(damaged)
+        return records
+
+    def is_lock(self, record: LockRecord) -> bool:
+        """Whether the record is that of a lock, and not of the lease of a waiting process."""
+        return not (Feature.QUEUE in self.format.features and record.key.startswith(WAITING_PREFIX))
 
     def write(self, write: Callable[[Stamp], Request]) -> Operation[Reply]:
         """Send a write, and repeat it with a new stamp while a transaction on the record is in progress."""

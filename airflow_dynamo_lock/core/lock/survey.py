@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Operation, Reply
 from airflow_dynamo_lock.core.lock.requests import Requests
 from airflow_dynamo_lock.core.model.errors import LockRecordError
-from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.core.queue.estimate import with_expected_waits
 from airflow_dynamo_lock.core.queue.view import PRESENCE_MS
 from airflow_dynamo_lock.core.table.features import Feature
-from airflow_dynamo_lock.log import log
 
 # A waiter, and the process of a waiter, is taken for dead if its last heartbeat is older than it lasts by this much,
 # milliseconds. People read the result, and nothing is done because of it.
@@ -37,15 +34,9 @@ def survey(
     cursor: Mapping[str, Any] | None = None
     while True:
         reply: Reply = yield table_format.scan(cursor, prefix, waiters=True)
-        found = table_format.waiters(reply.output) if has_queue else ()
-        for waiter in found:
+        for waiter in table_format.waiters(reply.output) if has_queue else ():
             waiters[waiter.key].append(waiter)
-        for item in table_format.lock_items(reply.output):
-            try:
-                record = table_format.record(item, reply.server_ms)
-                records[record.key] = record
-            except LockRecordError as damaged:
-                (on_damaged or partial(log.warning, "%s"))(damaged)
+        records |= {each.key: each for each in requests.scanned(reply, on_damaged)}
         cursor = reply.output.get("LastEvaluatedKey")
         if not cursor:
             break
@@ -55,8 +46,8 @@ def survey(
     }
     states = []
     for key, record in sorted(records.items()):
-        if has_queue and key.startswith(WAITING_PREFIX):
-            continue  # the lease of a waiting process, no lock
+        if not requests.is_lock(record):
+            continue
         queue = [
             each
             for each in sorted(waiters[key], key=lambda each: each.place)

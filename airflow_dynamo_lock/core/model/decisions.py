@@ -26,7 +26,7 @@ class Decision:
 
 
 #: A decision of which nothing is known.
-NOBODY = Decision()
+UNKNOWN = Decision()
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Loss:
     owner: str
     at_ms: int
     broken: bool
-    decision: Decision = NOBODY
+    decision: Decision = UNKNOWN
 
     def describe(self) -> str:
         """``it was broken by anna (the host is gone) at 2026-11-25 03:12:09 UTC``"""
@@ -74,4 +74,4 @@ class Removal:
     """
 
     at_ms: int
-    decision: Decision = NOBODY
+    decision: Decision = UNKNOWN

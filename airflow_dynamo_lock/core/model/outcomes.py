@@ -77,11 +77,8 @@ class Lost:
 
     def describe(self) -> str:
         """What happened to the lease, for an error message."""
-        how = (
-            "it was released, broken or reclaimed"
-            if self.record is None
-            else self.record.end_of(self.lease_id)
-        )
+        loss = None if self.record is None else self.record.loss_of(self.lease_id)
+        how = "it was released, broken or reclaimed" if loss is None else loss.describe()
         if self.record is None or not self.record.holders:
             return f"{how}, and the lock is not locked now"
         return f"{how}. {self.record.describe()}"

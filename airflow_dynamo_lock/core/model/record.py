@@ -164,11 +164,10 @@ class LockRecord:
         """Whether no response has confirmed the time from which the first token counts (R10)."""
         return self.token_base == "unverified"  # noqa: S105 - no password
 
-    def end_of(self, lease_id: str) -> str:
-        """What is known of the end of a lease that is not among the holders, to complete "The lease: …"."""
-        if self.last_loss is not None and self.last_loss.lease_id == lease_id:
-            return self.last_loss.describe()
-        return "it was released, broken or reclaimed"
+    def loss_of(self, lease_id: str) -> Loss | None:
+        """How a lease was lost; None if the record does not tell."""
+        loss = self.last_loss
+        return loss if loss is not None and loss.lease_id == lease_id else None
 
     def as_dict(self) -> dict[str, Any]:
         """The lock as values for JSON. A shared lock has neither a capacity nor available slots."""

@@ -26,7 +26,7 @@ class LockState:
         return min(known, key=lambda each: each.acquired_at_ms or 0, default=None)
 
     def longest_waiter(self) -> Waiter | None:
-        """The waiter that has waited for longest; None if nobody waits."""
+        """The waiter that began to wait first; None if there is none."""
         return min(self.waiters, key=lambda each: each.since_ms, default=None)
 
     @property
@@ -37,7 +37,7 @@ class LockState:
 
     @property
     def waited_ms(self) -> int:
-        """How long a waiter has waited, milliseconds: the one that has waited for longest; 0 if nobody waits."""
+        """How long the longest waiter has waited, milliseconds; 0 if there is none."""
         waiter = self.longest_waiter()
         return 0 if waiter is None else self._age(waiter.since_ms)
 

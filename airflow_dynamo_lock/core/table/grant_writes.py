@@ -72,20 +72,14 @@ def _freed_values(stamp: Stamp, seen: LockRecord | None) -> dict[str, int]:
     return {":no_newer": no_newer, ":seen_freed": no_newer if last_freed_at_ms is None else last_freed_at_ms}
 
 
-def _lost(dead: Sequence[Holder]) -> Holder | None:
-    """The first dead holder that did not release its lease."""
-    return next((each for each in dead if not each.draining), None)
-
-
-def _set_loss(dead: Sequence[Holder]) -> str:
-    return ", #last_loss = :loss" if _lost(dead) else ""
-
-
-def _loss_values(dead: Sequence[Holder], stamp: Stamp) -> dict[str, Any] | None:
-    lost = _lost(dead)
+def _loss(dead: Sequence[Holder], stamp: Stamp) -> tuple[str, dict[str, Any]]:
+    """The assignment of the loss of the first dead holder that did not release its lease, and its value; empty if all
+    did."""
+    lost = next((each for each in dead if not each.draining), None)
     if lost is None:
-        return None
-    return loss_values(Loss(lost.lease_id, lost.owner, stamp.best_ms, broken=False))
+        return "", {}
+    loss = Loss(lost.lease_id, lost.owner, stamp.best_ms, broken=False)
+    return ", #last_loss = :loss", {":loss": loss_values(loss)}
 
 
 class GrantWrites(RenewalWrites):
@@ -183,6 +177,7 @@ class GrantWrites(RenewalWrites):
         :param leave: number of slots that must remain for earlier waiters.
         """
         names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
+        set_loss, loss = _loss(dead, stamp)
         # A reader does not continue the work of the dead readers that it removes.
         takes_over = took_over(dead) and not claim.kind is record.kind is Kind.SHARED
         values: dict[str, Any] = {
@@ -193,7 +188,7 @@ class GrantWrites(RenewalWrites):
             ":last_freed_at": stamp.best_ms,
             ":expires_at": expiry(stamp, claim.lease_ms),
             ":data": claim.data,
-            ":loss": _loss_values(dead, stamp),
+            **loss,
         }
         values |= {f":version{i}": holder.version for i, holder in enumerate(dead)}
         conditions = _unchanged(dead)
@@ -211,7 +206,7 @@ class GrantWrites(RenewalWrites):
         return self._write(
             claim.key,
             f"SET #holders.#me = :me, {counters}, #token = #token + :one, #last_freed_at = :last_freed_at, "
-            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}{_set_loss(dead)}"
+            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}{set_loss}"
             + remove_clause(
                 [*(f"#holders.#{name}" for name in names), *turn.remove, *removed_data(claim.data)]
             ),
@@ -230,17 +225,18 @@ class GrantWrites(RenewalWrites):
         :param dead: at most `MAX_REMOVED`.
         """
         names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
+        set_loss, loss = _loss(dead, stamp)
         return self._write(
             key,
             "SET #available = #available + :slots, #last_freed_at = :last_freed_at, #expires_at = :expires_at"
-            + _set_loss(dead)
+            + set_loss
             + remove_clause([f"#holders.#{name}" for name in names]),
             " AND ".join(_unchanged(dead)),
             {
                 ":slots": sum(holder.slots for holder in dead),
                 ":last_freed_at": stamp.best_ms,
                 ":expires_at": expiry(stamp, 0),
-                ":loss": _loss_values(dead, stamp),
+                **loss,
                 **{f":version{i}": holder.version for i, holder in enumerate(dead)},
             },
             **names,

@@ -166,7 +166,7 @@ class Poller:
                     self._notify(key, records.get(key), reply)
                     spent += thread_time() - begun
                     yield from self._report_changes(key, records.get(key))
-                notify("waiting", value=sum(map(len, self.waiters.values())))
+                notify("waiting", value=lambda: sum(map(len, self.waiters.values())))
                 notify("poll_cpu", value=spent)
             yield from self._report_again()
         notify("waiting", value=0)
