@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlparse
 
+from airflow_dynamo_lock.airflow.lock_options import is_template
 from airflow_dynamo_lock.airflow.versions import BaseOperatorLink, XCom, conf
 from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY
 
@@ -85,5 +86,5 @@ class LocksPageLink(BaseOperatorLink):
         key = getattr(operator, "key", None)
         if isinstance(key, (list, tuple)) and key:
             key = key[0]
-        known = isinstance(key, str) and "{{" not in key and "{%" not in key
+        known = isinstance(key, str) and not is_template(key)
         return f"{base_path()}/plugin/locks?{urlencode({'key': key} if known else {'search': ti_key.run_id})}"

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.text import duration, readable
 
 if TYPE_CHECKING:
@@ -101,19 +100,10 @@ def lock_rows(records: Iterable[LockRecord]) -> list[tuple[str, ...]]:
     for record in records:
         holders: list[Holder | None] = list(record.holders.values()) or [None]
         for number, holder in enumerate(holders):
-            name, kind = (readable(record.key), state(record)) if number == 0 else ("", "")
+            name, kind = (readable(record.key), record.state) if number == 0 else ("", "")
             token = str(record.token or "") if number == 0 else ""
             rows.append((name, kind, *_holder(holder, record.read_at_ms), token))
     return rows
-
-
-def state(record: LockRecord) -> str:
-    """The state of a lock: free, held, shared with the number of holders, or the number of slots that are held."""
-    if record.capacity == SHARED and record.holders:
-        return f"shared by {len(record.holders)}"
-    if record.capacity in (1, SHARED) and not record.capacity_pinned:
-        return "held" if record.holders else "free"
-    return f"{record.capacity - record.available} of {record.capacity} slots"
 
 
 def _holder(holder: Holder | None, now_ms: int | None) -> tuple[str, str, str, str]:

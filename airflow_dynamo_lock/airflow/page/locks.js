@@ -121,12 +121,6 @@ function Owner({ link, owner }) {
   return link ? h("a", { href: AIRFLOW + link }, owner) : owner;
 }
 
-function stateOf(row) {
-  if (row.kind === "readers") return row.holders.length ? `shared by ${row.holders.length}` : "free";
-  if (row.kind === "slots") return `${row.capacity - row.available} of ${row.capacity} slots${row.pinned ? ", set by hand" : ""}`;
-  return row.holders.length ? "held" : "free";
-}
-
 function Holder({ holder }) {
   const notes = [
     holder.slots > 1 ? `${holder.slots} slots` : "",
@@ -150,11 +144,11 @@ function oldestHeartbeat(row, now) {
   return ages.length ? `${duration(Math.max(...ages))} ago` : "";
 }
 
-function Heading({ name, sort, title, descending, onSort }) {
-  if (!sort) return h("th", { scope: "col" }, title);
-  const active = name === sort;
+function Heading({ column, sort, title, descending, onSort }) {
+  if (!column) return h("th", { scope: "col" }, title);
+  const active = column === sort;
   return h("th", { scope: "col", "aria-sort": active ? (descending ? "descending" : "ascending") : "none" },
-    h("button", { className: "plain", type: "button", onClick: () => onSort(sort) },
+    h("button", { className: "plain", type: "button", onClick: () => onSort(column) },
       title, h("span", { "aria-hidden": true }, active ? (descending ? " ▼" : " ▲") : "")));
 }
 
@@ -283,10 +277,10 @@ function Locks({ dagId }) {
     answer && !answer.error ? h(React.Fragment, null,
       rows.length ? h("div", { className: "scroll" }, h("table", null,
         h("caption", null, `${answer.total} ${answer.total === 1 ? "lock" : "locks"} in ${answer.table}, ${answer.held} held, ${answer.waiting} waiting` + (answer.matching === answer.total ? "" : `; ${answer.matching} match`)),
-        h("thead", null, h("tr", null, COLUMNS.map(([name, title]) => h(Heading, { key: title, sort: name, name: sort, title, descending, onSort })))),
+        h("thead", null, h("tr", null, COLUMNS.map(([column, title]) => h(Heading, { key: title, column, sort, title, descending, onSort })))),
         h("tbody", null, rows.map((row) => h("tr", { key: row.key, "aria-current": row.key === chosen ? "true" : undefined },
           h("td", null, h("button", { type: "button", className: "plain", "aria-expanded": row.key === chosen, onClick: () => setChosen(row.key === chosen ? null : row.key) }, row.key)),
-          h("td", null, stateOf(row)),
+          h("td", null, row.state + (row.pinned ? ", set by hand" : "")),
           h("td", null, h(HeldBy, { row, now: answer.now })),
           h("td", null, row.holders.length ? duration(row.held_seconds) : ""),
           h("td", null, oldestHeartbeat(row, answer.now)),

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from airflow_dynamo_lock.core.model.kind import Kind
+from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.core.model.text import iso, utc
 
@@ -32,7 +33,7 @@ FILTERS: Mapping[str, Callable[[LockState], bool]] = {
 
 @dataclass(frozen=True)
 class Viewer:
-    """Who looks at the page.
+    """The user to whom the page is shown.
 
     :ivar deployment: name of this deployment; only its runs have links.
     :ivar dag_ids: DAGs that the viewer may read. Other DAGs have no links.
@@ -97,11 +98,8 @@ def row(state: LockState, viewer: Viewer) -> dict[str, Any]:
     shared = record.kind is Kind.SHARED
     return {
         "key": record.key,
-        "kind": "readers"
-        if shared
-        else "slots"
-        if record.capacity > 1 or record.capacity_pinned
-        else "plain",
+        "kind": _kind(record),
+        "state": record.state,
         "capacity": None if shared else record.capacity,
         "pinned": record.capacity_pinned,
         "available": None if shared else record.available,
@@ -146,6 +144,13 @@ def queue(state: LockState, viewer: Viewer, most: int) -> list[dict[str, Any]]:
         }
         for number, each in enumerate(state.waiters[:most], 1)
     ]
+
+
+def _kind(record: LockRecord) -> str:
+    """Which actions make sense: those of a lock for readers, of a semaphore, or of a plain lock."""
+    if record.kind is Kind.SHARED:
+        return "readers"
+    return "plain" if record.kind is Kind.PLAIN and not record.capacity_pinned else "slots"
 
 
 def _texts(state: LockState) -> list[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -151,12 +153,8 @@ def queue(request: Request, user: GetUserDep, conn: str, key: str) -> Response:
 @app.get("/metrics", dependencies=[look])
 def metrics(keys: Annotated[int, Query(ge=0, le=1000)] = 0) -> Response:
     """The locks of all tables that the page shows, as metrics in the text format of OpenMetrics."""
-    tables: dict[str, tuple[LockState, ...]] = {}
-    for conn_id in connection_ids():
-        snapshot = snapshots.latest(conn_id)
-        if snapshot.error is not None:
-            raise HTTPException(503, str(snapshot.error))
-        tables[snapshots.client(conn_id).table] = snapshot.states
+    states = {conn_id: _states(conn_id) for conn_id in connection_ids()}
+    tables = {snapshots.client(conn_id).table: each for conn_id, each in states.items()}
     return Response(openmetrics.exposition(tables, keys), media_type=openmetrics.CONTENT_TYPE)
 
 
@@ -181,36 +179,24 @@ class _OnCapacity(_Action):
 @app.post("/break", dependencies=[act, Depends(_own), Depends(action_logging("dynamo_lock.break"))])
 def break_(body: _OnLease, user: GetUserDep) -> dict[str, str]:
     """Take a lease away from its holder."""
-    client = _client(body.conn)
-    try:
+    with _acting(body.conn) as client:
         holder = client.break_lock(body.key, body.lease_id, by=_who(body.conn, user), reason=body.reason)
-    except LockError as failure:
-        raise _refused(failure) from failure
-    snapshots.forget(body.conn)
     return {"outcome": f"The lease of {holder.owner} is broken. It stops at its next heartbeat."}
 
 
 @app.post("/remove", dependencies=[act, Depends(_own), Depends(action_logging("dynamo_lock.remove"))])
 def remove(body: _OnLease, user: GetUserDep) -> dict[str, str]:
     """Remove a waiter from the queue."""
-    client = _client(body.conn)
-    try:
+    with _acting(body.conn) as client:
         waiter = client.remove_waiter(body.key, body.lease_id, by=_who(body.conn, user), reason=body.reason)
-    except LockError as failure:
-        raise _refused(failure) from failure
-    snapshots.forget(body.conn)
     return {"outcome": f"{waiter.owner} is removed from the queue. Its task fails."}
 
 
 @app.post("/capacity", dependencies=[act, Depends(_own), Depends(action_logging("dynamo_lock.capacity"))])
 def capacity(body: _OnCapacity) -> dict[str, str]:
     """Set the capacity of a semaphore, or let claims decide again."""
-    client = _client(body.conn)
-    try:
+    with _acting(body.conn) as client:
         record = client.set_capacity(body.key, body.capacity)
-    except LockError as failure:
-        raise _refused(failure) from failure
-    snapshots.forget(body.conn)
     if body.capacity is None:
         return {"outcome": "Claims decide the capacity again."}
     return {"outcome": f"The capacity is {record.capacity}, of which {max(0, record.available)} are free."}
@@ -227,18 +213,25 @@ def _who(conn_id: str, user: Any) -> str:
     return f"{user.get_name()}@{_deployment(conn_id)}"
 
 
-def _client(conn_id: str) -> LockClient:
+@contextmanager
+def _acting(conn_id: str) -> Iterator[LockClient]:
+    """The client for an action. An error of the action becomes the answer; after a success, the page looks again."""
     try:
-        return snapshots.client(_checked(conn_id))
+        yield snapshots.client(_checked(conn_id))
     except LockError as failure:
         raise _refused(failure) from failure
+    snapshots.forget(conn_id)
+
+
+def _states(conn_id: str) -> tuple[LockState, ...]:
+    snapshot = snapshots.latest(conn_id)
+    if snapshot.error is not None:
+        raise HTTPException(503, str(snapshot.error))
+    return snapshot.states
 
 
 def _state(conn_id: str, key: str) -> LockState:
-    snapshot = snapshots.latest(_checked(conn_id))
-    if snapshot.error is not None:
-        raise HTTPException(503, str(snapshot.error))
-    found = next((each for each in snapshot.states if each.record.key == key), None)
+    found = next((each for each in _states(_checked(conn_id)) if each.record.key == key), None)
     if found is None:
         raise HTTPException(404, f"There is no record of the lock {key!r}.")
     return found

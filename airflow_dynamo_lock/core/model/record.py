@@ -164,6 +164,15 @@ class LockRecord:
         """Whether no response has confirmed the time from which the first token counts (R10)."""
         return self.token_base == "unverified"  # noqa: S105 - no password
 
+    @property
+    def state(self) -> str:
+        """Free, held, shared with the number of holders, or the number of slots that are held, for people."""
+        if self.kind is Kind.SHARED and self.holders:
+            return f"shared by {len(self.holders)}"
+        if self.kind is not Kind.SEMAPHORE and not self.capacity_pinned:
+            return "held" if self.holders else "free"
+        return f"{self.capacity - self.available} of {self.capacity} slots"
+
     def loss_of(self, lease_id: str) -> Loss | None:
         """How a lease was lost; None if the record does not tell."""
         loss = self.last_loss
