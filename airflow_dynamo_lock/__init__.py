@@ -30,6 +30,7 @@ _MODULES = {
     "Lease": "core.model.lease",
     "LeaseSet": "core.model.lease",
     "LockAccessError": "core.model.errors",
+    "LockAlert": "airflow.alerts",
     "LockClient": "client.sync_client",
     "LockDeadlockError": "core.model.errors",
     "LockError": "core.model.errors",
@@ -64,6 +65,7 @@ _MODULES = {
 __all__ = sorted(_MODULES)
 
 if TYPE_CHECKING:
+    from airflow_dynamo_lock.airflow.alerts import LockAlert as LockAlert
     from airflow_dynamo_lock.airflow.hooks import DynamoLockHook as DynamoLockHook
     from airflow_dynamo_lock.airflow.hooks import LockSettings as LockSettings
     from airflow_dynamo_lock.airflow.operators import DynamoLockAcquireOperator as DynamoLockAcquireOperator

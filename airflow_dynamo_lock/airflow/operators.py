@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.triggers.base import StartTriggerArgs
 
-from airflow_dynamo_lock.airflow import lock_options, metrics, nesting
+from airflow_dynamo_lock.airflow import alerts, lock_options, metrics, nesting
 from airflow_dynamo_lock.airflow.guard import Guard, leave_ended_tasks, show_leases
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
@@ -41,6 +41,7 @@ from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 
 if TYPE_CHECKING:
+    from airflow_dynamo_lock.airflow.alerts import LockAlert
     from airflow_dynamo_lock.airflow.lock_options import OnTimeout
     from airflow_dynamo_lock.airflow.versions import Context
     from airflow_dynamo_lock.client.options import ClaimOptions
@@ -103,11 +104,13 @@ class _Acquires(BaseOperator):
         fair: bool | str = True,
         priority: int | str = 0,
         release_grace: Seconds | str = RELEASE_GRACE,
+        on_wait: LockAlert | None = None,
         deferrable: bool = True,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.on_wait = alerts.checked("on_wait", on_wait)
         self.key = key
         self.lease = lease
         self.timeout = timeout
@@ -133,6 +136,8 @@ class _Acquires(BaseOperator):
         arguments = {name: lock_options.plain(getattr(self, name)) for name in names}
         if inside := nesting.outer_acquires(self):
             arguments["inside"] = inside
+        if self.on_wait is not None:
+            arguments["on_wait"] = self.on_wait.as_json()
         return arguments | ({"resume": True} if self._resume != "execute_complete" else {})
 
     def _acquire(self, context: Context) -> tuple[LockClient, LeaseSet]:
@@ -146,7 +151,13 @@ class _Acquires(BaseOperator):
         started = time.time()
         if not self.deferrable or runs_in_dag_test():
             held_outside = nesting.held_in_task(context["ti"], self)
-            return client, self._wait_here(client, wanted, options, held_outside)
+
+            def report() -> alerts.Report | None:
+                record = client.get(wanted.keys[0])
+                return alerts.report_of_wait(str(options["owner"]), started, record) if record else None
+
+            with alerts.on_worker(self, "on_wait", context, since=started, report=report):
+                return client, self._wait_here(client, wanted, options, held_outside)
         held = client.try_acquire(wanted.keys, **options)
         if held is None:
             self._wait_in_triggerer(None if wanted.timeout is None else started + wanted.timeout)
@@ -213,6 +224,7 @@ class DynamoLockAcquireOperator(_Acquires):
         ``priority_weight`` has no effect. (templated)
     :param release_grace: how long a released lease still lasts after each heartbeat of a process that is inside, in
         seconds or as timedelta. (templated)
+    :param on_wait: the alert to send when the task has waited for the lock for too long.
     :param deferrable: wait in the triggerer; if False, wait on a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
     :raises LockValueError: an argument is not valid.
@@ -269,6 +281,7 @@ class DynamoLockHeartbeatOperator(_UsesLease):
     :param release_task_id: id of the `DynamoLockReleaseOperator` of the same lease. If that task ends without a
         release (it failed, was killed or was marked), the heartbeat task releases the lease from the triggerer.
         Without this parameter it renews the lease without end in that case.
+    :param on_held: the alert to send when the lock has been held for too long. The triggerer sends it.
     :param deferrable: send heartbeats from the triggerer; if False, from a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
     """
@@ -276,23 +289,30 @@ class DynamoLockHeartbeatOperator(_UsesLease):
     template_fields: Sequence[str] = ("heartbeat", *_UsesLease.template_fields)
 
     def __init__(
-        self, *, heartbeat: Seconds | str | None = None, release_task_id: str | None = None, **kwargs: Any
+        self,
+        *,
+        heartbeat: Seconds | str | None = None,
+        release_task_id: str | None = None,
+        on_held: LockAlert | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.heartbeat = heartbeat
         self.release_task_id = release_task_id
+        self.on_held = alerts.checked("on_held", on_held)
         if self.deferrable:
             enable_start_from_trigger(
                 self, "DynamoLockHeartbeatTrigger", self._trigger_arguments(), "execute_complete"
             )
 
     def _trigger_arguments(self) -> dict[str, Any]:
-        return {
+        arguments = {
             "acquire_task_id": self.acquire_task_id,
             "heartbeat": lock_options.plain(self.heartbeat),
             "dynamo_lock_conn_id": self.dynamo_lock_conn_id,
             "release_task_id": self.release_task_id,
         }
+        return arguments | ({} if self.on_held is None else {"on_held": self.on_held.as_json()})
 
     def execute(self, context: Context) -> None:
         from airflow_dynamo_lock.airflow.triggers import DynamoLockHeartbeatTrigger
@@ -355,6 +375,7 @@ class DynamoLockOperator(_Acquires, PythonOperator):
     `timeout`.
 
     :param python_callable: the function; `op_args`, `op_kwargs`, … are those of Airflow's `PythonOperator`.
+    :param on_held: the alert to send when the task has held the lock for too long.
 
     The other parameters are those of `DynamoLockAcquireOperator`.
 
@@ -364,8 +385,11 @@ class DynamoLockOperator(_Acquires, PythonOperator):
     template_fields: Sequence[str] = (*_Acquires.template_fields, *PythonOperator.template_fields)
     _resume = "execute_locked"
 
-    def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
+    def __init__(
+        self, *, python_callable: Callable[..., Any], on_held: LockAlert | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(python_callable=python_callable, **kwargs)
+        self.on_held = alerts.checked("on_held", on_held)
         self._leases_from_trigger: LeaseSet | None = None
         self._guard: Guard | None = None
 
@@ -386,7 +410,14 @@ class DynamoLockOperator(_Acquires, PythonOperator):
         self._guard = guard
         try:
             show_leases(context, guard.leases)
-            return PythonOperator.execute(self, context)
+            first = held.leases[0]
+            since = first.acquired_at_ms / 1000
+
+            def report() -> alerts.Report | None:
+                return alerts.report_of_hold(first, client.get(first.key))
+
+            with alerts.on_worker(self, "on_held", context, since=since, report=report):
+                return PythonOperator.execute(self, context)
         finally:
             self._guard = None
             guard.release_on_exit()

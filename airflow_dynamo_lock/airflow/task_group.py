@@ -32,6 +32,7 @@ from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID, DEFAULT_LEASE
 
 if TYPE_CHECKING:
+    from airflow_dynamo_lock.airflow.alerts import LockAlert
     from airflow_dynamo_lock.airflow.lock_options import OnTimeout
 
 _LOCK_OPERATORS = (DynamoLockAcquireOperator, DynamoLockHeartbeatOperator, DynamoLockReleaseOperator)
@@ -45,7 +46,7 @@ class DynamoLock(LockGroup):
     The tasks of the block start when the lock is acquired. Each task enters the lease before its own code starts,
     and finds it in its context as ``dynamo_lock``. The lock is released when all tasks have ended, in any state.
 
-    All parameters but `on_timeout`, `group_id` and `kwargs` may be templates.
+    All parameters but `on_timeout`, `on_wait`, `on_held`, `group_id` and `kwargs` may be templates.
 
     :param key: the name of the locked resource: a string, a template, another task's result, or an argument of a
         mapped task group (one lock for each map index). A list of strings or templates names up to 100 locks, which
@@ -65,6 +66,8 @@ class DynamoLock(LockGroup):
         ``priority_weight`` has no effect.
     :param release_grace: how long a released lease still lasts after each heartbeat of a process that is inside, in
         seconds or as timedelta. The guard stops a task that is cut off from DynamoDB before this time is over.
+    :param on_wait: the alert to send when the acquire task has waited for the lock for too long.
+    :param on_held: the alert to send when the group has held the lock for too long.
     :param dynamo_lock_conn_id: the connection that names the lock table.
     :param group_id: the group's id; a second ``lock`` in the DAG becomes ``lock__1``.
     :param kwargs: further arguments of `TaskGroup`.
@@ -87,6 +90,8 @@ class DynamoLock(LockGroup):
         fair: bool | str = True,
         priority: int | str = 0,
         release_grace: Seconds | str = RELEASE_GRACE,
+        on_wait: LockAlert | None = None,
+        on_held: LockAlert | None = None,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
         group_id: str = "lock",
         **kwargs: Any,
@@ -113,6 +118,7 @@ class DynamoLock(LockGroup):
             fair=fair,
             priority=priority,
             release_grace=release_grace,
+            on_wait=on_wait,
             dynamo_lock_conn_id=dynamo_lock_conn_id,
             **common,
         )
@@ -124,6 +130,7 @@ class DynamoLock(LockGroup):
         self.heartbeat = DynamoLockHeartbeatOperator(
             task_id="heartbeat",
             heartbeat=heartbeat,
+            on_held=on_held,
             release_task_id=self.child_id("release"),
             **lease_options,
         )

@@ -1,34 +1,19 @@
-"""The triggers: they acquire, renew and release locks in the triggerer, without a worker.
-
-Airflow may run a trigger twice at the same time, restart it, or cancel it at any moment. Therefore:
-
-- No trigger releases a lease because the trigger itself ends (R8, drain before release).
-- The lease id is the id of the task instance (R7, one lease id per attempt), so a second copy of a trigger
-  finds the same lease.
-- Constructors check no arguments, because an exception in a trigger's constructor ends the triggerer.
-"""
+"""The triggers: they acquire, renew and release locks in the triggerer (`trigger_base` says how they are run)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import (
-    BaseTrigger,
-    TaskFailedEvent,
-    TaskSkippedEvent,
-    TaskSuccessEvent,
-    TriggerEvent,
-)
+from airflow.triggers.base import TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
-from airflow_dynamo_lock.airflow import lock_options, metrics, nesting, task_states
+from airflow_dynamo_lock.airflow import alerts, lock_options, metrics, nesting, task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
 from airflow_dynamo_lock.airflow.links import LINK_KEY, record_url
-from airflow_dynamo_lock.airflow.time_line import TimeLine
+from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
 from airflow_dynamo_lock.airflow.versions import XCom, in_thread
 from airflow_dynamo_lock.core.model.errors import LockError, LockTimeoutError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
@@ -48,70 +33,6 @@ _RELEASE_DETECTION_SECONDS = 5.0
 _links_being_stored: set[asyncio.Future[None]] = set()
 
 
-class LockTrigger(BaseTrigger):
-    """Base of the triggers. It ends the task with the event of `work`; after a `LockError`, as failed.
-
-    :cvar arguments: names of the constructor's arguments, which are attributes of the same names.
-    """
-
-    arguments: ClassVar[tuple[str, ...]]
-    dynamo_lock_conn_id: str
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time_line = TimeLine()
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{__name__}.{type(self).__name__}", {name: getattr(self, name) for name in self.arguments}
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        self.time_line = TimeLine()
-        preparing = asyncio.ensure_future(self._prepare())
-        try:
-            await task_states.until_deferred(self.ti)
-        finally:
-            preparing.cancel()  # `work` joins what it has begun
-        self.time_line.end("task state")
-        working = asyncio.ensure_future(self.work())
-        orphaned = asyncio.ensure_future(task_states.until_orphaned(self.ti))
-        try:
-            await asyncio.wait((working, orphaned), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                # The task is no longer deferred, so it cannot receive an event. Airflow starts this trigger
-                # again, which then waits until the task is deferred.
-                return
-            event = working.result()
-        except LockError as failure:
-            # The event has no field for the reason, so the reason goes into the task's log.
-            self.log.error("%s", failure)
-            event = TaskFailedEvent()
-        finally:
-            working.cancel()
-            orphaned.cancel()
-            await asyncio.wait((working, orphaned))  # so that they have ended before Airflow calls `on_kill`
-        self.time_line.end("end")
-        self.time_line.write(self.log)
-        yield event
-
-    async def _prepare(self) -> None:
-        """Begin to look up the connection and to create the client, if this process has none yet.
-
-        If that fails, `work` does it again and raises the error.
-        """
-        with suppress(Exception):
-            async with DynamoLockHook(self.dynamo_lock_conn_id).async_client():
-                pass
-
-    async def work(self) -> TriggerEvent:
-        """Do the work of this trigger, and return the event that ends the task."""
-        raise NotImplementedError
-
-    @property
-    def ti(self) -> Any:
-        """The task instance. Only ``dag.test()`` sets none, and our operators do not defer there."""
-        return self.task_instance
-
-
 class DynamoLockAcquireTrigger(LockTrigger):
     """Waits for the lock, acquires it, and ends the task.
 
@@ -121,6 +42,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
     :param resume_after: minimum seconds from the start of the trigger until the task is resumed. Until then
         the trigger sends the heartbeats. See `versions.RESUME_AFTER` for the reason.
     :param inside: acquire tasks of the groups around the task, as `nesting.outer_acquires` returns them.
+    :param on_wait: the alert for a long wait, as `LockAlert.as_json` returns it.
 
     The other parameters are those of `DynamoLockAcquireOperator`, with durations in seconds.
     """
@@ -133,6 +55,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         "resume",
         "resume_after",
         "inside",
+        "on_wait",
     )
 
     def __init__(
@@ -144,6 +67,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         resume: bool = False,
         resume_after: float = 0.0,
         inside: list[list[Any]] | None = None,
+        on_wait: str | None = None,
         **wanted: Any,
     ) -> None:
         super().__init__()
@@ -156,6 +80,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         self.resume = resume
         self.resume_after = resume_after
         self.inside = inside or []
+        self.on_wait = on_wait
         # The link that is not stored yet.
         self._link: str | None = None
 
@@ -218,20 +143,37 @@ class DynamoLockAcquireTrigger(LockTrigger):
         self, client: AsyncLockClient, wanted: lock_options.Wanted, options: ClaimOptions
     ) -> LeaseSet:
         log_holders = lock_options.holder_log(self.log)
+        busy_key, waits_since = wanted.keys[0], time.time()
 
         def on_busy(record: LockRecord) -> None:
+            nonlocal busy_key
+            busy_key = record.key
             self._store_link()
             log_holders(record)
 
-        with metrics.wait_span(wanted.keys):
-            return await client.acquire(
-                wanted.keys,
-                timeout=_remaining(wanted.timeout, self.deadline),
-                on_busy=on_busy,
-                on_position=lock_options.position_log(self.log),
-                holding=await self._held_outside(),
-                **options,
+        async def since() -> float:
+            # Another triggerer may have begun this wait.
+            nonlocal waits_since
+            own = [each for each in await client.waiters(busy_key) if each.lease_id == options["lease_id"]]
+            waits_since = min([waits_since, *(each.since_ms / 1000 for each in own)])
+            return waits_since
+
+        async def report() -> alerts.Report | None:
+            record = await client.get(busy_key)
+            return (
+                None if record is None else alerts.report_of_wait(str(options["owner"]), waits_since, record)
             )
+
+        with metrics.wait_span(wanted.keys):
+            async with alerts.in_triggerer(self, "on_wait", since=since, report=report):
+                return await client.acquire(
+                    wanted.keys,
+                    timeout=_remaining(wanted.timeout, self.deadline),
+                    on_busy=on_busy,
+                    on_position=lock_options.position_log(self.log),
+                    holding=await self._held_outside(),
+                    **options,
+                )
 
     async def _held_outside(self) -> list[Lease]:
         """The leases of the groups around the task."""
@@ -262,9 +204,10 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
     :param dynamo_lock_conn_id: id of the ``dynamo_lock`` connection.
     :param release_task_id: id of the task that releases the leases. If it ends without a release, this
         trigger releases them; otherwise the lock would be held for ever. None: no such task.
+    :param on_held: the alert for a lock that is held for long, as `LockAlert.as_json` returns it.
     """
 
-    arguments = ("acquire_task_id", "heartbeat", "dynamo_lock_conn_id", "release_task_id")
+    arguments = ("acquire_task_id", "heartbeat", "dynamo_lock_conn_id", "release_task_id", "on_held")
 
     def __init__(
         self,
@@ -272,8 +215,10 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
         heartbeat: float | str | None = None,
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
         release_task_id: str | None = None,
+        on_held: str | None = None,
     ) -> None:
         super().__init__()
+        self.on_held = on_held
         self.acquire_task_id = acquire_task_id
         self.heartbeat = heartbeat
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
@@ -284,7 +229,18 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
             await in_thread(XCom.get_one, **lock_options.xcom_arguments(self.ti, self.acquire_task_id)),
             self.acquire_task_id,
         )
-        async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
+        first = held.leases[0]
+
+        async def since() -> float:
+            return first.acquired_at_ms / 1000
+
+        async def report() -> alerts.Report | None:
+            return alerts.report_of_hold(first, await client.get(first.key))
+
+        async with (
+            DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _),
+            alerts.in_triggerer(self, "on_held", since=since, report=report),
+        ):
             await self._send_heartbeats(client, held)
         return TaskSuccessEvent()
 

@@ -122,6 +122,14 @@ def can_start_from_trigger(operator: BaseOperator, arguments: Any) -> bool:
     return not any("xcom" in str(value) for value in values)
 
 
+def notifies_async(notifier: Any) -> bool:
+    """Whether a notifier can be awaited. Airflow 3.1 added that, and each notifier decides whether to support it."""
+    from airflow.sdk import BaseNotifier
+
+    own, inherited = (getattr(kind, "async_notify", None) for kind in (type(notifier), BaseNotifier))
+    return own is not None and own is not inherited
+
+
 async def in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Run a blocking function of Airflow in a thread, and await its result in the event loop of a triggerer.
 

@@ -50,6 +50,8 @@ DAGS = {
     "nested",
     "crossed",
     "steps",
+    "alerting",
+    "alerting_alone",
     "hurried",
     *(f"in_{name}" for name in FOREIGN),
 }
@@ -143,7 +145,11 @@ class Testbed:
         lines = self.airflow.triggerer.log.read_text().splitlines()[since:]
         return [line for line in lines if "was blocked for" in line and is_ours(line)]
 
-    def _measured(self, name: str) -> list[dict[str, float]]:
+    def alerts(self, run_id: str) -> list[dict[str, Any]]:
+        """What the notifier ``alert_file.AlertFile`` was told of a run."""
+        return [each for each in self._measured("alerts.jsonl") if each["run_id"] == run_id]
+
+    def _measured(self, name: str) -> list[dict[str, Any]]:
         file = self.folder / name
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

@@ -132,6 +132,27 @@ def _link(testbed: Testbed, run_id: str) -> str | None:
     return str(entries["lock_record_link"]) if entries.get("lock_record_link") else None
 
 
+@pytest.mark.parametrize(("dag_id", "waits"), [("alerting", "lock.acquire"), ("alerting_alone", "locked")])
+def test_a_long_wait_and_a_long_hold_are_told_once_each(
+    testbed: Testbed, key: str, dag_id: str, waits: str
+) -> None:
+    lease = testbed.locks.acquire(key, owner="the test", lease=300)
+    run_id = testbed.start(dag_id, key)
+    wait_until(lambda: testbed.alerts(run_id) or None, "the long wait is told", 180)
+    testbed.locks.release(lease)
+    testbed.wait_inside(key, run_id)
+    wait_until(lambda: len(testbed.alerts(run_id)) > 1 or None, "the long hold is told", 180)
+    testbed.end_task(run_id, "finish", "locked" if waits == "locked" else "lock.work")
+    testbed.assert_green(dag_id, run_id)
+
+    waited, held = testbed.alerts(run_id)
+    assert (waited["kind"], held["kind"]) == ("on_wait", "on_held")
+    assert f"{run_id}/{waits} has waited for the lock '{key}' for " in waited["text"]
+    assert "Locked by the test since " in waited["text"]
+    assert f"The lock '{key}' has been held for " in held["text"]
+    assert f"{run_id}/{waits} since " in held["text"]
+
+
 def test_what_a_lock_costs_in_worker_slots(testbed: Testbed, record_property: Record) -> None:
     """Record for how many seconds the lock's own tasks occupy worker slots, without templates."""
     took = []

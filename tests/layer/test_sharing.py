@@ -19,11 +19,8 @@ from airflow.sdk.execution_time.comms import ErrorResponse, GetConnection
 from airflow_dynamo_lock import DynamoLockHook, LockAccessError, LockClient, LockValueError
 from airflow_dynamo_lock.airflow import hooks, sharing, triggers
 from airflow_dynamo_lock.airflow.links import LINK_KEY
-from airflow_dynamo_lock.airflow.triggers import (
-    DynamoLockAcquireTrigger,
-    DynamoLockReleaseTrigger,
-    LockTrigger,
-)
+from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
+from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockReleaseTrigger
 from airflow_dynamo_lock.airflow.versions import BaseHook
 from deployments.patience import PATIENCE
 

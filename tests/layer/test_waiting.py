@@ -29,11 +29,8 @@ from airflow_dynamo_lock import (
 )
 from airflow_dynamo_lock.airflow import lock_options, nesting, task_states
 from airflow_dynamo_lock.airflow.lock_options import Wanted
-from airflow_dynamo_lock.airflow.triggers import (
-    DynamoLockAcquireTrigger,
-    DynamoLockSensorTrigger,
-    LockTrigger,
-)
+from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
+from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger
 from airflow_dynamo_lock.airflow.versions import AirflowFailException
 from deployments.hold_times import make_usual
 from deployments.patience import PATIENCE, wait_until

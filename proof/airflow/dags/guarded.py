@@ -19,7 +19,7 @@ from typing import Any
 
 from airflow.sdk import DAG, get_current_context, task, task_group
 
-from airflow_dynamo_lock import DynamoLock, DynamoLockOperator, DynamoLockSensor
+from airflow_dynamo_lock import DynamoLock, DynamoLockOperator, DynamoLockSensor, LockAlert
 
 FOLDER = Path(os.environ["DYNAMO_LOCK_TEST_FOLDER"])
 DEPLOYMENT = os.environ["DYNAMO_LOCK_TEST_DEPLOYMENT"]
@@ -117,6 +117,17 @@ with DAG("operator", schedule=None, max_active_runs=300):
 
 with DAG("decorated", schedule=None, max_active_runs=300):
     task.dynamo_lock(key=KEY, task_id="locked", **TIMES)(use_lease)()
+
+ALERTS: Any = {
+    name: LockAlert(0.5, "alert_file.AlertFile", {"kind": name, "text": "{{ lock_alert.text }}"})
+    for name in ("on_wait", "on_held")
+}
+
+with DAG("alerting", schedule=None), DynamoLock(KEY, **TIMES, **ALERTS):
+    work()
+
+with DAG("alerting_alone", schedule=None):
+    DynamoLockOperator(task_id="locked", key=KEY, python_callable=use_lease, **TIMES, **ALERTS)
 
 # A lock without templates.
 with DAG("constant", schedule=None), DynamoLock("constant", lease=20, release_grace=6):

@@ -1,0 +1,289 @@
+"""Alerts for a task that has waited for a lock, or has held it, for too long: from the triggerer and from a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, BaseNotifier
+from airflow.sdk.bases.xcom import BaseXCom
+
+from airflow_dynamo_lock import (
+    DynamoLock,
+    DynamoLockAcquireOperator,
+    DynamoLockOperator,
+    LockAlert,
+    LockClient,
+    LockValueError,
+)
+from airflow_dynamo_lock.airflow import lock_options
+from airflow_dynamo_lock.airflow.decorators import dynamo_lock_task
+from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
+from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockHeartbeatTrigger
+from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
+from deployments.patience import wait_until
+from tests.layer import alert_notifiers
+from tests.layer.alert_notifiers import AsyncMessenger, Messenger, Unreachable
+from tests.layer.test_waiting import in_the_triggerer, key, result_of, task_instance
+
+pytestmark = pytest.mark.usefixtures("connection")
+
+__all__ = ["key"]
+
+SOON = timedelta(milliseconds=50)
+TEXT = {"text": "{{ run_id }} of {{ dag_id }}: {{ lock_alert.text }}"}
+
+
+@pytest.fixture(autouse=True)
+def sent() -> list[str]:
+    alert_notifiers.SENT.clear()
+    return alert_notifiers.SENT
+
+
+@pytest.fixture(autouse=True)
+def xcoms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The XComs of the task, by key."""
+    values: dict[str, Any] = {}
+
+    def store(*, key: str, value: Any, **_: Any) -> None:
+        values[key] = value
+
+    monkeypatch.setattr(BaseXCom, "set", store)
+    monkeypatch.setattr(BaseXCom, "get_one", lambda *, key, **_: values.get(key))
+    return values
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What tasks log, on a worker and in the triggerer."""
+    lines: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    log = logging.Logger("tasks", logging.INFO)
+    log.addHandler(Handler())
+    for kind in (DynamoLockAcquireOperator, LockTrigger):
+        monkeypatch.setattr(kind, "log", log, raising=False)
+    return lines
+
+
+def alert(notifier: type[Any] = Messenger, after: timedelta = SOON) -> LockAlert:
+    return LockAlert(after, notifier, TEXT)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    await asyncio.to_thread(wait_until, condition)
+
+
+# -- while a task waits -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("notifier", [Messenger, AsyncMessenger])
+def test_a_long_wait_in_the_triggerer_is_told_once_and_goes_on(
+    locks: LockClient, key: str, sent: list[str], xcoms: dict[str, Any], notifier: type[Any]
+) -> None:
+    held = locks.acquire(key)
+
+    async def wait() -> Any:
+        waiting = asyncio.ensure_future(result_of(in_the_triggerer(key, on_wait=alert(notifier).as_json())))
+        await until(lambda: "on_wait_sent" in xcoms)
+        locks.release(held)
+        return await waiting
+
+    assert asyncio.run(wait())["key"] == key
+    (text,) = sent
+    assert text.removeprefix("awaited: ").startswith("run of dag: ")
+    assert f"dag/run/waits has waited for the lock '{key}' for " in text
+    assert "Locked by the tests since " in text
+    if notifier is Messenger or hasattr(BaseNotifier, "async_notify"):
+        assert text.startswith("awaited") == (notifier is AsyncMessenger)
+
+
+def test_a_short_wait_is_not_told(locks: LockClient, key: str, sent: list[str]) -> None:
+    asyncio.run(result_of(in_the_triggerer(key, on_wait=alert(after=timedelta(hours=1)).as_json())))
+    assert sent == []
+
+
+def test_the_next_triggerer_does_not_tell_the_same_wait_again_but_that_of_another_try(
+    locks: LockClient, key: str, sent: list[str], xcoms: dict[str, Any]
+) -> None:
+    locks.acquire(key)
+
+    async def run(trigger: DynamoLockAcquireTrigger, times: int) -> None:
+        waiting = asyncio.ensure_future(result_of(trigger))
+        await until(lambda: locks.waiters(key) and len(sent) >= times)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+
+    first = in_the_triggerer(key, on_wait=alert().as_json())
+    asyncio.run(run(first, 1))
+    second = in_the_triggerer(key, on_wait=alert().as_json())
+    second.task_instance = first.task_instance
+    asyncio.run(run(second, 1))
+    assert len(sent) == 1
+
+    xcoms["on_wait_sent"] = 0
+    asyncio.run(run(second, 2))
+    assert len(sent) == 2
+
+
+def test_an_alert_that_cannot_be_sent_is_logged_and_the_wait_goes_on(
+    locks: LockClient, key: str, lines: list[str]
+) -> None:
+    held = locks.acquire(key)
+
+    async def wait() -> Any:
+        waiting = asyncio.ensure_future(
+            result_of(in_the_triggerer(key, on_wait=alert(Unreachable).as_json()))
+        )
+        await until(lambda: any("Could not send" in line for line in lines))
+        locks.release(held)
+        return await waiting
+
+    assert asyncio.run(wait())["key"] == key
+    assert "Could not send the alert on_wait: ConnectionError: no route to host" in lines
+
+
+def test_a_long_wait_on_a_worker_is_told(locks: LockClient, key: str, sent: list[str]) -> None:
+    held = locks.acquire(key)
+    with DAG("dag"):
+        operator = DynamoLockAcquireOperator(task_id="waits", key=key, deferrable=False, on_wait=alert())
+    context: Any = {"ti": task_instance("waits"), "run_id": "run", "dag_id": "dag"}
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(type(operator).execute.__wrapped__, operator, context)  # type: ignore[attr-defined]
+        wait_until(lambda: sent)
+        locks.release(held)
+        assert waiting.result()["key"] == key
+    (text,) = sent
+    assert f"dag/run/waits has waited for the lock '{key}' for " in text
+
+
+# -- while a task holds -----------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_holds_for_long_is_told_by_its_heartbeat_task(
+    locks: LockClient, key: str, sent: list[str], xcoms: dict[str, Any]
+) -> None:
+    lease = locks.acquire(key)
+    xcoms["return_value"] = lease.as_dict()
+    trigger = DynamoLockHeartbeatTrigger("acquire", on_held=alert().as_json())
+    trigger.task_instance = task_instance("heartbeat")
+
+    async def run() -> None:
+        beating = asyncio.ensure_future(trigger.work())
+        await until(lambda: "on_held_sent" in xcoms)
+        locks.release(lease)
+        await beating
+
+    asyncio.run(run())
+    (text,) = sent
+    assert f"The lock '{key}' has been held for " in text
+    assert "by the tests since " in text
+
+
+def test_a_lease_that_is_gone_is_not_told(
+    locks: LockClient, key: str, sent: list[str], xcoms: dict[str, Any]
+) -> None:
+    lease = locks.acquire(key)
+    xcoms["return_value"] = lease.as_dict()
+    locks.release(lease)
+    trigger = DynamoLockHeartbeatTrigger("acquire", on_held=alert().as_json())
+    trigger.task_instance = task_instance("heartbeat")
+    asyncio.run(trigger.work())
+    assert sent == []
+
+
+def test_a_function_that_holds_for_long_is_told_by_its_own_process(
+    locks: LockClient, key: str, sent: list[str]
+) -> None:
+    with DAG("dag"):
+        operator = DynamoLockOperator(
+            task_id="works",
+            key=key,
+            deferrable=False,
+            on_held=alert(),
+            python_callable=lambda: wait_until(lambda: sent),
+        )
+    context: Any = {"ti": task_instance("works"), "run_id": "run", "dag_id": "dag"}
+    type(operator).execute.__wrapped__(operator, context)  # type: ignore[attr-defined]
+    (text,) = sent
+    assert f"The lock '{key}' has been held for " in text
+
+
+# -- what a DAG says --------------------------------------------------------------------------------------------------
+
+
+def test_group_operators_and_decorator_hand_their_alerts_over() -> None:
+    wait, hold = alert(after=timedelta(minutes=5)), alert(after=timedelta(minutes=7))
+    with DAG("dag"):
+        group = DynamoLock("k", on_wait=wait, on_held=hold)
+        with group:
+            dynamo_lock_task(lambda: None, task_id="inner", key="inner", on_wait=wait, on_held=hold)()
+        decorated: Any = group.children["lock.inner"]
+    assert group.acquire._trigger_arguments()["on_wait"] == wait.as_json()
+    assert group.heartbeat._trigger_arguments()["on_held"] == hold.as_json()
+    assert (decorated.on_wait, decorated.on_held) == (wait, hold)
+    assert decorated._trigger_arguments()["on_wait"] == wait.as_json()
+
+
+@pytest.mark.skipif(not STARTS_IN_TRIGGERER, reason="this Airflow starts no task in the triggerer")
+def test_templates_of_the_notifier_are_not_rendered_with_the_trigger() -> None:
+    text = alert().as_json()
+    assert "{{" not in text
+    assert json.loads(text)["kwargs"] == TEXT
+    assert json.loads(LockAlert(60, Messenger, {"text": "{% if a %}{{% b"}).as_json())["kwargs"] == {
+        "text": "{% if a %}{{% b"
+    }
+    with DAG("dag"):
+        with_alert = DynamoLockAcquireOperator(task_id="a", key="k", on_wait=alert())
+        with_template = DynamoLockAcquireOperator(task_id="b", key="{{ ds }}")
+    assert with_alert.start_from_trigger
+    assert with_template.start_from_trigger == RENDERS_IN_TRIGGERER
+
+
+def test_durations_are_seconds_or_timedeltas_and_the_class_may_be_a_path() -> None:
+    path = "tests.layer.alert_notifiers.Messenger"
+    by_path = LockAlert(90, path, {"text": "hello"})
+    assert LockAlert.from_json(by_path.as_json()) == LockAlert(90.0, path, {"text": "hello"})
+    assert isinstance(by_path.create_notifier(), Messenger)
+    assert LockAlert(timedelta(seconds=90), path).as_json() == LockAlert(90, path).as_json()
+
+
+def test_what_cannot_be_sent_later_is_refused_when_the_dag_is_parsed() -> None:
+    class Local(Messenger): ...
+
+    for arguments, says in [
+        ((0, Messenger, TEXT), "after must be"),
+        ((60, Messenger, {"txt": "hello"}), "The kwargs of a LockAlert do not fit Messenger: "),
+        ((60, Messenger, {"text": object()}), "must be values that JSON has: "),
+        (
+            (60, Local, TEXT),
+            "'test_what_cannot_.*Local' of a LockAlert is defined in a DAG file or a function",
+        ),
+    ]:
+        with pytest.raises(LockValueError, match=says):
+            LockAlert(*arguments)  # type: ignore[arg-type]
+    not_an_alert: Any = Messenger("hello")
+    with DAG("dag"):
+        with pytest.raises(LockValueError, match=r"^on_wait must be a LockAlert, not <.*Messenger"):
+            DynamoLock("k", on_wait=not_an_alert)
+        with pytest.raises(LockValueError, match=r"^on_held must be a LockAlert, not <.*Messenger"):
+            DynamoLockOperator(task_id="t", key="k", python_callable=print, on_held=not_an_alert)
+
+
+def test_no_alert_adds_nothing_to_a_trigger() -> None:
+    assert "on_wait" not in lock_options.PARAMETERS
+    with DAG("dag"):
+        group = DynamoLock("k")
+        with group:
+            DynamoLockOperator(task_id="t", key="other", python_callable=print)
+    assert "on_wait" not in group.acquire._trigger_arguments()
+    assert "on_held" not in group.heartbeat._trigger_arguments()
