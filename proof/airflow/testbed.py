@@ -186,17 +186,25 @@ def wait_until(found: Callable[[], T | None], what: str, timeout: float) -> T:
 
 
 @contextmanager
-def start_testbed(folder: Path, *names: str, env: Mapping[str, str] | None = None) -> Iterator[Testbed]:
+def start_testbed(
+    folder: Path,
+    *names: str,
+    env: Mapping[str, str] | None = None,
+    base_paths: Mapping[str, str] | None = None,
+) -> Iterator[Testbed]:
     """Start a testbed, and stop it at the end of the ``with`` block.
 
     :param folder: folder for all files.
     :param names: a name for each deployment.
     :param env: additional environment variables of the deployments.
+    :param base_paths: for deployments that are served under a path: their names and paths.
     """
     with MotoServer() as engine:
         locks = LockClient(engine.client(), table=TABLE, owner="the tests")
         locks.create_table()
-        deployments = tuple(_deployment(name, folder, engine, env or {}) for name in names)
+        deployments = tuple(
+            _deployment(name, folder, engine, env or {}, (base_paths or {}).get(name, "")) for name in names
+        )
         with running(*deployments):
             for deployment in deployments:
                 deployment.wait_for_dags(DAGS)
@@ -216,7 +224,9 @@ def connection(deployment: str, **extra: str) -> str:
     return json.dumps({"conn_type": "dynamo_lock", "extra": defaults | extra})
 
 
-def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str]) -> Deployment:
+def _deployment(
+    name: str, folder: Path, engine: Engine, env: Mapping[str, str], base_path: str
+) -> Deployment:
     here = Path(__file__).parent
     environment = {
         "DYNAMO_LOCK_TEST_FOLDER": str(folder),
@@ -233,4 +243,11 @@ def _deployment(name: str, folder: Path, engine: Engine, env: Mapping[str, str])
         foreign = connection(name, format=table_format, table=FOREIGN_TABLES[table_format])
         environment[f"AIRFLOW_CONN_{conn_id.upper()}"] = foreign
     kind = ProductionDeployment if IN_PRODUCTION else Deployment
-    return kind(name, folder / name, here / "dags", env=environment | dict(env), parallelism=6)
+    return kind(
+        name,
+        folder / name,
+        here / "dags",
+        env=environment | dict(env),
+        parallelism=6,
+        base_path=base_path,
+    )

@@ -1,0 +1,358 @@
+"""The Locks page in a browser, in two real Airflow deployments that take turns."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from proof.airflow.testbed import Testbed
+from tests.browser.conftest import BASE_PATH, Visit, Visitor
+
+pytestmark = pytest.mark.proof
+
+#: Milliseconds within which a window shows what happened, on a slow machine.
+expect.set_options(timeout=60_000)
+
+#: What a program may write into a table, and a page that takes it for HTML runs.
+HOSTILE = "<img src=x onerror=\"document.title='run'\">"
+
+
+def row(page: Page, key: str) -> Locator:
+    """The row of a lock."""
+    return page.locator("tr", has=page.get_by_role("button", name=key, exact=True))
+
+
+def details(page: Page, key: str) -> Locator:
+    """The part of the page that shows one lock."""
+    return page.get_by_role("region", name=key)
+
+
+def shown(page: Page) -> list[str]:
+    """The locks in the table, from top to bottom."""
+    return page.locator("table").first.locator("tbody tr td:first-child").all_inner_texts()
+
+
+class Runs:
+    """Runs of both deployments that hold a lock and wait for it.
+
+    :ivar holder: id of the run of north that holds the lock.
+    :ivar waiter: id of the run of south that waits for it.
+    """
+
+    def __init__(self, testbed: Testbed, key: str) -> None:
+        self.testbed = testbed
+        self.key = key
+        self.north, self.south = testbed.deployments
+        self.holder = self.north.trigger("guarded", {"key": key})
+        testbed.wait_inside(key, self.holder)
+        self.waiter = self.south.trigger("guarded", {"key": key})
+        testbed.wait_for_record(key, lambda _: testbed.locks.waiters(key))
+
+    def end(self) -> None:
+        """Let both end, and wait for that."""
+        for run_id in (self.holder, self.waiter):
+            self.testbed.end_task(run_id, "finish")
+        self.north.wait("guarded", self.holder)
+        self.south.wait("guarded", self.waiter)
+
+
+@pytest.fixture
+def runs(testbed: Testbed, key: str) -> Iterator[Runs]:
+    """For tests that end the runs, or change their lock."""
+    runs = Runs(testbed, key)
+    yield runs
+    runs.end()
+
+
+@pytest.fixture(scope="module")
+def watched(testbed: Testbed) -> Iterator[Runs]:
+    """For tests that only look."""
+    runs = Runs(testbed, f"watched/{uuid.uuid4().hex[:6]}")
+    yield runs
+    runs.end()
+
+
+def test_the_page_fills_and_a_row_changes_while_it_is_watched(runs: Runs, visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.open()
+    line = row(page, runs.key)
+    expect(line).to_contain_text(f"north/guarded/{runs.holder}/lock.acquire (1 inside)")
+    expect(line.locator("td").nth(1)).to_have_text("held")
+    expect(line.locator("td").nth(5)).to_have_text("1")
+    assert visitor.findings() == []
+    # The same element changes. A page that draws all rows anew flickers, and loses the focus.
+    line.evaluate("element => { element.marked = true }")
+
+    runs.testbed.end_task(runs.holder, "finish")
+    expect(line).to_contain_text(f"south/guarded/{runs.waiter}/lock.acquire")
+    runs.testbed.end_task(runs.waiter, "finish")
+    expect(line).to_contain_text(f"last held by south/guarded/{runs.waiter}/lock.acquire")
+    expect(line.locator("td").nth(1)).to_have_text("free")
+    assert line.evaluate("element => element.marked")
+
+
+def test_a_lock_shows_its_holder_and_its_queue_with_links_to_the_runs_of_this_deployment(
+    watched: Runs, visit: Visit
+) -> None:
+    page = visit().open()
+    row(page, watched.key).get_by_role("button", name=watched.key).click()
+    region = details(page, watched.key)
+    expect(region).to_contain_text(f"south/guarded/{watched.waiter}/lock.acquire")
+    expect(region.get_by_role("link")).to_have_count(1)
+    region.get_by_role("link", name=watched.holder).click()
+    page.wait_for_url(lambda url: f"/runs/{watched.holder}/tasks/lock.acquire" in unquote(url))
+
+
+def test_search_filters_and_order(testbed: Testbed, visit: Visit, key: str) -> None:
+    for name in ("a", "b", "c"):
+        testbed.locks.acquire(f"{key}/{name}", owner=f"owner of {name}", lease=300)
+    testbed.locks.break_lock(f"{key}/b", next(iter(testbed.locks.get(f"{key}/b").holders)))  # type: ignore[union-attr]
+    page = visit().open()
+    page.get_by_label("Search").fill(key)
+    expect(page.get_by_text("3 match")).to_be_visible()
+    assert shown(page) == [f"{key}/a", f"{key}/b", f"{key}/c"]
+
+    page.get_by_label("State").select_option("Held")
+    expect(page.get_by_text("2 match")).to_be_visible()
+    assert shown(page) == [f"{key}/a", f"{key}/c"]
+    page.get_by_label("State").select_option("Lease lost before")
+    expect(page.get_by_text("1 match")).to_be_visible()
+    assert shown(page) == [f"{key}/b"]
+
+    page.get_by_label("State").select_option("Held")
+    page.get_by_role("button", name="Held for").click()
+    expect(page.get_by_role("columnheader", name="Held for")).to_have_attribute("aria-sort", "descending")
+    expect(page.locator("tbody tr").first).to_contain_text(f"{key}/a")
+    page.get_by_role("button", name="Held for").click()
+    expect(page.locator("tbody tr").first).to_contain_text(f"{key}/c")
+
+    page.get_by_label("Search").fill("OWNER OF C")
+    expect(page.get_by_text("1 match")).to_be_visible()
+    page.get_by_label("Search").fill("nobody has this name")
+    expect(page.get_by_text("No lock matches.")).to_be_visible()
+
+
+def test_the_filter_for_a_deployment_and_the_tab_of_a_dag(watched: Runs, visit: Visit, key: str) -> None:
+    watched.testbed.locks.acquire(f"{key}/of a shell", lease=300)
+    visitor = visit()
+    page = visitor.open()
+    expect(row(page, f"{key}/of a shell")).to_be_visible()
+    page.get_by_label("Deployment").select_option("south")
+    expect(row(page, f"{key}/of a shell")).to_have_count(0)
+    expect(row(page, watched.key)).to_be_visible()
+
+    visitor.open("dags/guarded/plugin/dag-locks")
+    expect(row(page, watched.key)).to_be_visible()
+    expect(row(page, f"{key}/of a shell")).to_have_count(0)
+
+
+def test_a_break_hands_the_lock_over(runs: Runs, visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.open(key=runs.key)
+    expect(details(page, runs.key)).to_contain_text("Queue: 1 waiting")
+    visitor.picture("queue")
+    details(page, runs.key).get_by_role("button", name="Break the lease of").click()
+    dialog = page.get_by_role("dialog", name=f"Break the lease of north/guarded/{runs.holder}/lock.acquire")
+    expect(dialog.get_by_role("button", name="Break")).to_be_disabled()
+    dialog.get_by_label("Reason").fill("the warehouse is down")
+    assert visitor.findings() == []
+    visitor.picture("break")
+    dialog.get_by_role("button", name="Break").click()
+    expect(dialog.get_by_role("status")).to_contain_text("is broken")
+    dialog.get_by_role("button", name="Close").click()
+    expect(row(page, runs.key)).to_contain_text(f"south/guarded/{runs.waiter}/lock.acquire")
+    expect(details(page, runs.key)).to_contain_text("broken by admin@north (the warehouse is down)")
+
+
+def test_a_waiter_is_removed_and_its_task_says_who_did_it_and_why(runs: Runs, visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.open(key=runs.key)
+    details(page, runs.key).get_by_role("button", name="Remove south/guarded/").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("superseded by the repair")
+    visitor.picture("remove")
+    dialog.get_by_role("button", name="Remove").click()
+    expect(dialog.get_by_role("status")).to_contain_text("is removed from the queue")
+    dialog.get_by_role("button", name="Close").click()
+    expect(details(page, runs.key)).to_contain_text("Nobody waits.")
+    runs.south.wait_for_task("guarded", runs.waiter, "lock.acquire", {"failed"})
+    log = runs.south.task_log("guarded", runs.waiter, "lock.acquire")
+    assert "admin@north (superseded by the repair)" in log
+
+
+def test_the_capacity_of_a_semaphore_is_set(testbed: Testbed, visit: Visit, key: str) -> None:
+    testbed.locks.acquire(key, slots=2, capacity=3, lease=300)
+    page = visit().open(key=key)
+    expect(row(page, key)).to_contain_text("2 of 3 slots")
+    details(page, key).get_by_role("button", name="Set capacity").click()
+    dialog = page.get_by_role("dialog", name=f"Set the capacity of {key}")
+    dialog.get_by_label("Number of slots").fill("5")
+    dialog.get_by_label("Reason").fill("a second licence")
+    dialog.get_by_role("button", name="Set", exact=True).click()
+    expect(dialog.get_by_role("status")).to_have_text("The capacity is 5, of which 3 are free.")
+    dialog.get_by_role("button", name="Close").click()
+    expect(row(page, key)).to_contain_text("2 of 5 slots, set by hand")
+
+
+def test_by_keyboard_only(runs: Runs, visit: Visit) -> None:
+    page = visit().open()
+    expect(row(page, runs.key)).to_be_visible()
+
+    def tab_to(wanted: str) -> None:
+        """Press Tab until the element with that name has the focus."""
+        for _ in range(100):
+            page.keyboard.press("Tab")
+            focused = page.evaluate(
+                "() => document.activeElement.ariaLabel || document.activeElement.innerText"
+            )
+            if focused == wanted:
+                return
+        raise AssertionError(f"{wanted} cannot be reached by the Tab key")
+
+    tab_to(runs.key)
+    page.keyboard.press("Enter")
+    expect(details(page, runs.key).get_by_role("heading", name=runs.key)).to_be_focused()
+    expect(details(page, runs.key)).to_contain_text("Queue: 1 waiting")
+    button = f"Remove south/guarded/{runs.waiter}/lock.acquire from the queue"
+    tab_to(button)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(details(page, runs.key).get_by_role("button", name=button)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Reason")).to_be_focused()
+    page.keyboard.type("by keyboard")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog").get_by_role("status")).to_contain_text("is removed from the queue")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_viewer_sees_all_and_may_not_act(watched: Runs, visit: Visit) -> None:
+    page = visit("viewer").open(key=watched.key)
+    expect(details(page, watched.key)).to_contain_text(f"south/guarded/{watched.waiter}/lock.acquire")
+    expect(details(page, watched.key).get_by_role("button")).to_have_text(["Close"])
+    status = page.evaluate(
+        """async (body) => (await fetch("/dynamo-lock/break", {
+            method: "POST", body: JSON.stringify(body),
+            headers: {"Content-Type": "application/json", "X-Dynamo-Lock": "1"}})).status""",
+        {"conn": "dynamo_lock_default", "key": watched.key, "lease_id": "any", "reason": "none"},
+    )
+    assert status == 403
+
+
+def test_in_the_dark(watched: Runs, visit: Visit) -> None:
+    visitor = visit(dark=True)
+    page = visitor.open(key=watched.key)
+    expect(details(page, watched.key)).to_contain_text("Queue: 1 waiting")
+    assert visitor.findings() == []
+    details(page, watched.key).get_by_role("button", name="Break the lease of").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert visitor.findings() == []
+    visitor.picture("dark")
+    # A browser may name colours in many ways. A canvas has them in red, green and blue.
+    colours = page.evaluate(
+        """() => {
+            const drawing = document.createElement("canvas").getContext("2d");
+            drawing.fillStyle = getComputedStyle(document.querySelector("dialog")).backgroundColor;
+            drawing.fillRect(0, 0, 1, 1);
+            return [...drawing.getImageData(0, 0, 1, 1).data].slice(0, 3);
+        }"""
+    )
+    assert sum(colours) < 3 * 64
+
+
+def test_under_a_base_path(watched: Runs, visit: Visit) -> None:
+    visitor = visit(deployment=watched.south)
+    page = visitor.open()
+    row(page, watched.key).get_by_role("button", name=watched.key).click()
+    details(page, watched.key).get_by_role("link", name=watched.waiter).click()
+    page.wait_for_url(lambda url: f"{BASE_PATH}/dags/guarded/runs/" in url)
+    asked = [url for url in visitor.asked if "/dynamo-lock/" in url]
+    assert asked
+    assert all(url.startswith(f"{watched.south.url}/dynamo-lock/") for url in asked)
+
+
+def test_the_link_of_a_task_leads_to_its_lock_while_it_waits(watched: Runs, visit: Visit) -> None:
+    visitor = visit(deployment=watched.south)
+    page = visitor.open(f"dags/guarded/runs/{quote(watched.waiter)}/tasks/lock.acquire/details")
+    page.get_by_role("link", name="Lock", exact=True).click()
+    expect(row(page, watched.key)).to_be_visible()
+
+
+def test_nothing_is_read_while_the_window_is_hidden(watched: Runs, visit: Visit) -> None:
+    visitor = visit()
+    visitor.page.clock.install()
+    page = visitor.open()
+    expect(row(page, watched.key)).to_be_visible()
+
+    def hide(hidden: bool) -> None:
+        page.evaluate(
+            """hidden => {
+                Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+                document.dispatchEvent(new Event("visibilitychange"));
+            }""",
+            hidden,
+        )
+
+    with page.expect_response("**/dynamo-lock/locks?*"):
+        page.clock.run_for(10_000)
+    hide(True)
+    visitor.asked.clear()
+    page.clock.run_for(60_000)
+    assert [url for url in visitor.asked if "/dynamo-lock/" in url] == []
+    with page.expect_response("**/dynamo-lock/locks?*"):
+        hide(False)
+
+
+@pytest.mark.parametrize(
+    ("connection", "says"),
+    [
+        ("empty", "The table empty has no lock yet."),
+        ("missing", "Create the table with “dynamo-lock table create”, or correct the connection."),
+        ("invalid", "Correct the connection."),
+    ],
+)
+def test_a_page_without_locks_says_what_to_do(visit: Visit, connection: str, says: str) -> None:
+    visitor = visit()
+    page = visitor.open(conn=connection)
+    expect(page.locator(".message")).to_contain_text(says)
+    assert visitor.findings() == []
+    visitor.picture(connection)
+
+
+def test_what_is_in_the_table_is_text(testbed: Testbed, visit: Visit, key: str) -> None:
+    lock: dict[str, Any] = {"owner": HOSTILE, "about": {"deployment": HOSTILE, "dag_id": HOSTILE}}
+    hostile = f"{key}/{HOSTILE}"
+    lease = testbed.locks.acquire(hostile, lease=300, **lock)
+    testbed.locks.break_lock(hostile, lease.lease_id, by=HOSTILE, reason=HOSTILE)
+    testbed.locks.acquire(hostile, lease=300, **lock)
+    page = visit().open()
+    expect(row(page, hostile)).to_contain_text(HOSTILE)
+    row(page, hostile).get_by_role("button").click()
+    expect(details(page, hostile)).to_contain_text(f"by {HOSTILE}")
+    assert page.title() != "run"
+    assert page.locator(".dynamo-lock img").count() == 0
+
+
+def test_hundreds_of_locks_are_read_page_by_page(testbed: Testbed, visit: Visit, key: str) -> None:
+    for number in range(130):
+        testbed.locks.acquire(f"{key}/{number:03}", lease=300)
+    visitor: Visitor = visit()
+    page = visitor.open()
+    page.get_by_label("Search").fill(key)
+    expect(page.get_by_text("1 to 100 of 130")).to_be_visible()
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_text("101 to 130 of 130")).to_be_visible()
+    expect(row(page, f"{key}/129")).to_be_visible()
+    assert visitor.findings() == []
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+    page.get_by_role("button", name="Previous").click()
+    expect(row(page, f"{key}/000")).to_be_visible()
