@@ -21,7 +21,7 @@ _MODULES = {
     "DynamoLockAcquireOperator": "airflow.operators",
     "DynamoLockHeartbeatOperator": "airflow.operators",
     "DynamoLockHook": "airflow.hooks",
-    "DynamoLockOperator": "airflow.operators",
+    "DynamoLockOperator": "airflow.locked_function",
     "DynamoLockReleaseOperator": "airflow.operators",
     "DynamoLockSensor": "airflow.sensors",
     "Holder": "core.model.record",
@@ -68,11 +68,11 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.alerts import LockAlert as LockAlert
     from airflow_dynamo_lock.airflow.hooks import DynamoLockHook as DynamoLockHook
     from airflow_dynamo_lock.airflow.hooks import LockSettings as LockSettings
+    from airflow_dynamo_lock.airflow.locked_function import DynamoLockOperator as DynamoLockOperator
     from airflow_dynamo_lock.airflow.operators import DynamoLockAcquireOperator as DynamoLockAcquireOperator
     from airflow_dynamo_lock.airflow.operators import (
         DynamoLockHeartbeatOperator as DynamoLockHeartbeatOperator,
     )
-    from airflow_dynamo_lock.airflow.operators import DynamoLockOperator as DynamoLockOperator
     from airflow_dynamo_lock.airflow.operators import DynamoLockReleaseOperator as DynamoLockReleaseOperator
     from airflow_dynamo_lock.airflow.sensors import DynamoLockSensor as DynamoLockSensor
     from airflow_dynamo_lock.airflow.task_group import DynamoLock as DynamoLock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_dynamo_lock.airflow.operators import DynamoLockOperator
+from airflow_dynamo_lock.airflow.locked_function import DynamoLockOperator
 from airflow_dynamo_lock.airflow.versions import DecoratedOperator, task_decorator_factory
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ class LocksPageLink(BaseOperatorLink):
     name = "Lock"
     operators = [  # noqa: RUF012 - Airflow's declaration
         _named("operators", "DynamoLockAcquireOperator"),
-        _named("operators", "DynamoLockOperator"),
+        _named("locked_function", "DynamoLockOperator"),
         _named("decorators", "_DynamoLockDecoratedOperator"),
     ]
 

@@ -24,6 +24,9 @@ OnTimeout = Literal["fail", "skip"]
 #: Number of heartbeats of the heartbeat task per lease.
 HEARTBEATS_PER_LEASE = 12
 
+#: The XCom of a `DynamoLockOperator` task that has its leases, for the Locks page. Its result is that of its function.
+LEASES_KEY = "dynamo_lock_leases"
+
 #: The template parameters of a task that acquires a lock, with their defaults. `DynamoLockAcquireOperator` documents
 #: them.
 PARAMETERS: Mapping[str, Any] = {

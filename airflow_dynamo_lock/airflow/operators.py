@@ -1,4 +1,4 @@
-"""The operators that acquire, renew and release a lock, and the operator that runs a function while it holds one.
+"""The operators that acquire, renew and release a lock.
 
 If Airflow can start a task in the triggerer, the wait, the heartbeats and the release need no worker. If it cannot
 (`versions.can_start_from_trigger` says when), the task starts on a worker, and `execute` defers it from there. With
@@ -7,16 +7,14 @@ If Airflow can start a task in the triggerer, the wait, the heartbeats and the r
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.providers.standard.operators.python import PythonOperator
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_dynamo_lock.airflow import alerts, lock_options, metrics, nesting
-from airflow_dynamo_lock.airflow.guard import Guard, leave_ended_tasks, show_leases
+from airflow_dynamo_lock.airflow.guard import leave_ended_tasks
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
 from airflow_dynamo_lock.airflow.links import LINK_KEY, LockRecordLink, record_url
@@ -25,13 +23,11 @@ from airflow_dynamo_lock.airflow.versions import (
     AirflowFailException,
     AirflowSkipException,
     BaseOperator,
-    as_execute,
     can_start_from_trigger,
     runs_in_dag_test,
 )
 from airflow_dynamo_lock.core.model.arguments import Seconds
 from airflow_dynamo_lock.core.model.errors import (
-    LockLostError,
     LockRemovedError,
     LockTimeoutError,
     LockUnavailableError,
@@ -82,7 +78,7 @@ def check_early(operator: Any) -> None:
         raise LockValueError(f"on_timeout must be 'fail' or 'skip', not {operator.on_timeout!r}.")
 
 
-class _Acquires(BaseOperator):
+class Acquires(BaseOperator):
     """Base of the two operators that acquire a lock. `DynamoLockAcquireOperator` documents the parameters."""
 
     template_fields: Sequence[str] = (*lock_options.PARAMETERS, "dynamo_lock_conn_id")
@@ -198,7 +194,7 @@ class _Acquires(BaseOperator):
             raise
 
 
-class DynamoLockAcquireOperator(_Acquires):
+class DynamoLockAcquireOperator(Acquires):
     """Waits for a lock in the triggerer, and acquires it.
 
     The task's result is the lease as a dictionary (`Lease.as_dict`); if `key` is a list, it is a list of them.
@@ -363,78 +359,6 @@ class DynamoLockReleaseOperator(_UsesLease):
             self.log.info(LAST_TASK_RELEASED, held)
             return
         client.release(held, retry_for=first.lease_ms / 1000)
-
-
-class DynamoLockOperator(_Acquires, PythonOperator):
-    """Runs a Python function while it holds a lock.
-
-    The task waits in the triggerer, and runs the function on a worker, with heartbeats. Then it releases the lock,
-    even if the function raises. The lease is in the function's context, as ``dynamo_lock``.
-
-    If the lease is lost before the task starts on a worker, the task waits for the lock again, for the whole
-    `timeout`.
-
-    :param python_callable: the function; `op_args`, `op_kwargs`, … are those of Airflow's `PythonOperator`.
-    :param on_held: the alert to send when the task has held the lock for too long.
-
-    The other parameters are those of `DynamoLockAcquireOperator`.
-
-    :raises LockValueError: an argument is not valid.
-    """
-
-    template_fields: Sequence[str] = (*_Acquires.template_fields, *PythonOperator.template_fields)
-    _resume = "execute_locked"
-
-    def __init__(
-        self, *, python_callable: Callable[..., Any], on_held: LockAlert | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(python_callable=python_callable, **kwargs)
-        self.on_held = alerts.checked("on_held", on_held)
-        self._leases_from_trigger: LeaseSet | None = None
-        self._guard: Guard | None = None
-
-    def execute(self, context: Context) -> Any:
-        if self._leases_from_trigger is not None:
-            client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._leases_from_trigger
-        else:
-            client, held = self._acquire(context)
-        guard = Guard(client, held, self)
-        try:
-            guard.enter()
-        except LockLostError as lost:
-            self.log.warning(
-                "%s It was lost while this task waited for a worker; waiting for the lock again.", lost
-            )
-            timeout = lock_options.Wanted.of(self).timeout
-            self._wait_in_triggerer(None if timeout is None else time.time() + timeout)
-        self._guard = guard
-        try:
-            show_leases(context, guard.leases)
-            first = held.leases[0]
-            since = first.acquired_at_ms / 1000
-
-            def report() -> alerts.Report | None:
-                return alerts.report_of_hold(first, client.get(first.key))
-
-            with alerts.on_worker(self, "on_held", context, since=since, report=report):
-                return PythonOperator.execute(self, context)
-        finally:
-            self._guard = None
-            guard.release_on_exit()
-            guard.leave()
-
-    def execute_locked(self, context: Context, event: Any) -> Any:
-        """Resume on a worker, with the lease that the trigger acquired."""
-        self._leases_from_trigger = lock_options.from_result(event, self.task_id)
-        with as_execute(self):
-            return self.execute(context)
-
-    def on_kill(self) -> None:
-        """Drain the lease: Airflow is about to kill this process, so it cannot release after the function."""
-        if self._guard is not None:
-            # In a thread: Airflow may call this from a signal handler that interrupted a call of the same client.
-            threading.Thread(target=self._guard.drain, name="dynamo-lock drain", daemon=True).start()
-        super().on_kill()
 
 
 def _is_held(client: LockClient, lease: Lease) -> bool:

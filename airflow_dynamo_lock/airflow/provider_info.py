@@ -93,7 +93,13 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "operators": [
-            {"integration-name": _NAME, "python-modules": ["airflow_dynamo_lock.airflow.operators"]}
+            {
+                "integration-name": _NAME,
+                "python-modules": [
+                    "airflow_dynamo_lock.airflow.operators",
+                    "airflow_dynamo_lock.airflow.locked_function",
+                ],
+            }
         ],
         "sensors": [{"integration-name": _NAME, "python-modules": ["airflow_dynamo_lock.airflow.sensors"]}],
         "hooks": [{"integration-name": _NAME, "python-modules": ["airflow_dynamo_lock.airflow.hooks"]}],

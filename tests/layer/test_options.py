@@ -33,7 +33,7 @@ from airflow_dynamo_lock import (
 from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.decorators import dynamo_lock_task
 from airflow_dynamo_lock.airflow.hooks import LockSettings
-from airflow_dynamo_lock.airflow.operators import _Acquires
+from airflow_dynamo_lock.airflow.operators import Acquires
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger
 from airflow_dynamo_lock.cli.main import run_command
@@ -389,7 +389,7 @@ def test_what_a_dag_says_may_be_a_template_and_starts_in_the_triggerer(take: Cal
 
 
 def test_what_a_dag_says_is_a_parameter_and_documented() -> None:
-    group, operator = parameters(DynamoLock), parameters(_Acquires)
+    group, operator = parameters(DynamoLock), parameters(Acquires)
     assert group == ONLY_IN_DAGS | ONLY_IN_GROUP | IN_DAGS == described(DynamoLock) - {"kwargs"}
     assert operator == ONLY_IN_DAGS | ONLY_IN_OPERATOR | IN_DAGS == described(DynamoLockAcquireOperator)
     page = (DOCS / "airflow.md").read_text()

@@ -61,6 +61,6 @@ def test_the_address_begins_with_the_path_of_the_web_interface(monkeypatch: pyte
 
 
 def test_the_operators_are_named_as_they_are() -> None:
-    known = [operators.DynamoLockAcquireOperator, operators.DynamoLockOperator, _DynamoLockDecoratedOperator]
+    known = [operators.DynamoLockAcquireOperator, DynamoLockOperator, _DynamoLockDecoratedOperator]
     named = [(each.__module__, each.__name__) for each in LocksPageLink.operators]
     assert named == [(each.__module__, each.__name__) for each in known]

@@ -37,6 +37,11 @@ const STYLE = `
 .dynamo-lock tr[aria-current] { background: var(--chakra-colors-bg-muted, #8882); }
 .dynamo-lock .muted { color: var(--chakra-colors-fg-muted, inherit); }
 .dynamo-lock .message { border-left: 4px solid #b45309; padding: 0.5rem 0.75rem; margin: 0.5rem 0; background: var(--chakra-colors-bg-muted, #8882); }
+.dynamo-lock .track { position: relative; height: 1rem; min-width: 14rem; background: var(--chakra-colors-bg-muted, #8882); }
+.dynamo-lock .track span { position: absolute; top: 0; bottom: 0; min-width: 2px; }
+.dynamo-lock .waited { background: repeating-linear-gradient(135deg, #b45309 0 3px, transparent 3px 6px); }
+.dynamo-lock .held { background: #2563eb; }
+.dynamo-lock .swatch { display: inline-block; width: 1.5rem; height: 0.7rem; margin-right: 0.25rem; }
 .dynamo-lock ul { margin: 0; padding-left: 0; list-style: none; }
 .dynamo-lock dialog { max-width: 36rem; border-radius: 0.5rem; border: 1px solid var(--chakra-colors-border, #888); padding: 1.25rem;
   color: var(--chakra-colors-fg, CanvasText); background: var(--chakra-colors-bg, Canvas); margin: auto; }
@@ -228,7 +233,33 @@ function Details({ conn, lockKey, mayAct, onAct, onClose }) {
         h("td", { className: "number" }, each.priority),
         h("td", null, mayAct ? h("button", { type: "button", "aria-label": `Remove ${each.owner} from the queue`, onClick: () => onAct({ path: "remove", body: { ...body, lease_id: each.lease_id },
           title: `Remove ${each.owner} from the queue`, button: "Remove",
-          text: "Its task fails, shows your name and the reason, and does not queue again by itself." }) }, "Remove…") : null)))))) : null);
+          text: "Its task fails, shows your name and the reason, and does not queue again by itself." }) }, "Remove…") : null)))))) : null,
+    h(LastHour, { conn, lockKey }));
+}
+
+/** Who held the lock in the last hour, and who waited for it, one below the other on the same axis of time. */
+function LastHour({ conn, lockKey }) {
+  const [answer, error] = usePolled(`history?${new URLSearchParams({ conn, key: lockKey })}`, 15);
+  if (error) return h("p", { className: "message", role: "alert" }, error);
+  if (!answer) return null;
+  const now = Date.parse(answer.now);
+  const share = (time) => Math.min(100, Math.max(0, 100 * (1 - (now - Date.parse(time)) / (1000 * answer.seconds))));
+  const bar = (kind, from, to) => (from ? h("span", { className: kind, style: { left: `${share(from)}%`, width: `${share(to) - share(from)}%` } }) : null);
+  const between = (from, to) => (from && to ? duration(secondsBetween(from, to)) : "");
+  return h("div", { className: "scroll" }, h("table", null,
+    h("caption", null, "The last hour: ", h("span", { className: "swatch waited" }), "waited, ", h("span", { className: "swatch held" }), "held"),
+    h("thead", null, h("tr", null, ["Who", "60 min ago to now", "Waited", "Held", "Until"].map((title) => h("th", { key: title, scope: "col" }, title)))),
+    h("tbody", null, answer.turns.map((each, at) => {
+      const end = each.has_ended ? each.ended : answer.now;
+      return h("tr", { key: at },
+        h("td", null, h(Owner, each)),
+        h("td", null, h("div", { className: "track", "aria-hidden": true },
+          bar("waited", each.waited_since, each.held_since || end), end ? bar("held", each.held_since, end) : null)),
+        h("td", null, between(each.waited_since, each.held_since || end)),
+        h("td", null, between(each.held_since, end)),
+        h("td", null, !each.has_ended ? "now" : each.ended ? new Date(each.ended).toLocaleTimeString() : "not known"));
+    }))),
+    h("p", { className: "muted" }, "It shows who holds the lock or waits for it now, the previous holder, and the runs of this deployment whose last try was granted the lock. Waits that ended without the lock, and earlier runs of other deployments, are not known here."));
 }
 
 function Empty({ answer }) {

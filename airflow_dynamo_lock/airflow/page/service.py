@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_pool
 from airflow.api_fastapi.logging.decorators import action_logging
 from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
-from airflow_dynamo_lock.airflow.page import rows
+from airflow_dynamo_lock.airflow.page import history, rows
 from airflow_dynamo_lock.airflow.page.snapshots import Snapshots
 from airflow_dynamo_lock.airflow.versions import conf
 from airflow_dynamo_lock.client.sync_client import LockClient
@@ -31,7 +32,6 @@ from airflow_dynamo_lock.core.model.errors import (
     LockError,
     LockNotHeldError,
     LockNotWaitingError,
-    LockTableError,
     LockValueError,
 )
 from airflow_dynamo_lock.core.model.state import LockState
@@ -43,7 +43,6 @@ from airflow_dynamo_lock.monitoring import openmetrics
 _MAX_ROWS, _MAX_WAITERS = 200, 500
 # What a page that cannot read the table says to do.
 _HELP = {
-    LockTableError: "Create the table with “dynamo-lock table create”, or correct the connection.",
     LockAccessError: "Give the API server's role the reader's policy of docs/permissions.md.",
     LockValueError: "Correct the connection.",
 }
@@ -156,6 +155,18 @@ def metrics(keys: Annotated[int, Query(ge=0, le=1000)] = 0) -> Response:
     states = {conn_id: _states(conn_id) for conn_id in connection_ids()}
     tables = {snapshots.client(conn_id).table: each for conn_id, each in states.items()}
     return Response(openmetrics.exposition(tables, keys), media_type=openmetrics.CONTENT_TYPE)
+
+
+@app.get("/history", dependencies=[look])
+def last_hour(user: GetUserDep, session: SessionDep, conn: str, key: str) -> dict[str, Any]:
+    """Who held a lock in the last hour, and who waited for it."""
+    state = _state(conn, key)
+    turns = history.last_hour(session, state, _viewer(conn, user))
+    return {
+        "turns": [each.as_dict() for each in turns[-_MAX_ROWS:]],
+        "now": iso(utc(state.now_ms)),
+        "seconds": history.SHOWN.total_seconds(),
+    }
 
 
 class _Action(BaseModel):

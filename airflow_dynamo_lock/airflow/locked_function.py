@@ -1,0 +1,96 @@
+"""The operator that runs a function while it holds a lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.operators.python import PythonOperator
+
+from airflow_dynamo_lock.airflow import alerts, lock_options
+from airflow_dynamo_lock.airflow.guard import Guard, show_leases
+from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
+from airflow_dynamo_lock.airflow.operators import Acquires
+from airflow_dynamo_lock.airflow.versions import as_execute
+from airflow_dynamo_lock.core.model.errors import LockLostError
+
+if TYPE_CHECKING:
+    from airflow_dynamo_lock.airflow.alerts import LockAlert
+    from airflow_dynamo_lock.airflow.versions import Context
+    from airflow_dynamo_lock.core.model.lease import LeaseSet
+
+
+class DynamoLockOperator(Acquires, PythonOperator):
+    """Runs a Python function while it holds a lock.
+
+    The task waits in the triggerer, and runs the function on a worker, with heartbeats. Then it releases the lock,
+    even if the function raises. The lease is in the function's context, as ``dynamo_lock``.
+
+    If the lease is lost before the task starts on a worker, the task waits for the lock again, for the whole
+    `timeout`.
+
+    :param python_callable: the function; `op_args`, `op_kwargs`, … are those of Airflow's `PythonOperator`.
+    :param on_held: the alert to send when the task has held the lock for too long.
+
+    The other parameters are those of `DynamoLockAcquireOperator`.
+
+    :raises LockValueError: an argument is not valid.
+    """
+
+    template_fields: Sequence[str] = (*Acquires.template_fields, *PythonOperator.template_fields)
+    _resume = "execute_locked"
+
+    def __init__(
+        self, *, python_callable: Callable[..., Any], on_held: LockAlert | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(python_callable=python_callable, **kwargs)
+        self.on_held = alerts.checked("on_held", on_held)
+        self._leases_from_trigger: LeaseSet | None = None
+        self._guard: Guard | None = None
+
+    def execute(self, context: Context) -> Any:
+        if self._leases_from_trigger is not None:
+            client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._leases_from_trigger
+        else:
+            client, held = self._acquire(context)
+        guard = Guard(client, held, self)
+        try:
+            guard.enter()
+        except LockLostError as lost:
+            self.log.warning(
+                "%s It was lost while this task waited for a worker; waiting for the lock again.", lost
+            )
+            timeout = lock_options.Wanted.of(self).timeout
+            self._wait_in_triggerer(None if timeout is None else time.time() + timeout)
+        self._guard = guard
+        try:
+            show_leases(context, guard.leases)
+            leases = [each.as_dict() for each in guard.leases]
+            context["ti"].xcom_push(key=lock_options.LEASES_KEY, value=leases)
+            first = held.leases[0]
+            since = first.acquired_at_ms / 1000
+
+            def report() -> alerts.Report | None:
+                return alerts.report_of_hold(first, client.get(first.key))
+
+            with alerts.on_worker(self, "on_held", context, since=since, report=report):
+                return PythonOperator.execute(self, context)
+        finally:
+            self._guard = None
+            guard.release_on_exit()
+            guard.leave()
+
+    def execute_locked(self, context: Context, event: Any) -> Any:
+        """Resume on a worker, with the lease that the trigger acquired."""
+        self._leases_from_trigger = lock_options.from_result(event, self.task_id)
+        with as_execute(self):
+            return self.execute(context)
+
+    def on_kill(self) -> None:
+        """Drain the lease: Airflow is about to kill this process, so it cannot release after the function."""
+        if self._guard is not None:
+            # In a thread: Airflow may call this from a signal handler that interrupted a call of the same client.
+            threading.Thread(target=self._guard.drain, name="dynamo-lock drain", daemon=True).start()
+        super().on_kill()
