@@ -19,9 +19,9 @@ from proof.airflow.testbed import TABLE, table_environment
 
 #: Roles of both auth managers, in the order of their permissions.
 ROLES = ("viewer", "user", "op", "admin")
-#: DAGs in page_dags/readable.py.
+#: DAGs in page_dags/idle.py.
 DAGS = ("payroll", "warehouse")
-#: Ids of FAB's permissions, each an action and a resource.
+#: Permissions of a FAB role: pairs of an action and a resource.
 Permissions = Collection[tuple[str, str]]
 
 
@@ -55,7 +55,7 @@ class SimpleAuthDeployment(Deployment):
 
 
 class FabDeployment(SimpleAuthDeployment):
-    """The same, with the FAB auth manager."""
+    """An API server with the FAB auth manager, and a DAG processor. It has the same users, and can create others."""
 
     def __init__(self, name: str, home: Path, *, env: Mapping[str, str]) -> None:
         manager = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"

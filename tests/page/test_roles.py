@@ -7,6 +7,7 @@ the FAB auth manager exist only in the environment `production` of the matrix, w
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -38,7 +39,7 @@ PREFIX = "/dynamo-lock"
 CONN = "dynamo_lock_default"
 VISITORS = ("anonymous", *ROLES)
 EVENTS = tuple(f"dynamo_lock{path.replace('/', '.')}" for path in actions(""))
-#: Names of a request in the table of the documentation → expected status of each visitor.
+#: The table of the documentation: request → visitor → expected status.
 EXPECTED = {
     request.strip("`"): dict(zip(VISITORS, map(int, statuses), strict=True))
     for request, *statuses in table(ROOT / "docs" / "locks-page.md", "Status of each request")
@@ -230,10 +231,23 @@ def test_each_role_has_links_to_the_dags_that_it_may_read(
 
 
 @pytest.mark.parametrize("site", ["fab"], indirect=True)
-class TestCustomRoles:
-    """Roles that only the FAB auth manager can have."""
+class TestFab:
+    """The login form and the custom roles, which only the FAB auth manager has."""
 
     __test__ = "fab" in MANAGERS
+
+    def test_the_login_form_sets_a_cookie_that_is_enough(
+        self, site: Site, visit: Callable[..., httpx.Client], contended: dict[str, dict[str, Any]]
+    ) -> None:
+        client = visit("anonymous")
+        form = re.search(r'name="csrf_token"[^>]* value="([^"]+)"', client.get("/auth/login/").text)
+        assert form
+        login = {"username": "op", "password": site.airflow.passwords["op"], "csrf_token": form[1]}
+        assert client.post("/auth/login/", data=login).status_code == 302
+        assert "_token" in client.cookies
+        assert client.get(f"{PREFIX}/locks").status_code == 200
+        assert client.post(f"{PREFIX}/break", data=contended["/break"]).status_code == 403
+        assert client.post(f"{PREFIX}/break", json=contended["/break"], headers=OWN).status_code == 200
 
     def test_a_role_without_access_to_a_dag_has_no_link_to_it(
         self, site: Site, visit: Callable[..., httpx.Client]
