@@ -86,7 +86,7 @@ class TaskInstance:
 
 
 class AirflowClient:
-    """A client of one deployment, logged in with a password of the simple auth manager."""
+    """A client of one deployment, logged in with the password of a user."""
 
     def __init__(self, url: str, username: str, password: str) -> None:
         self.url = url
@@ -287,8 +287,8 @@ class AirflowClient:
 
     def connection_form(self, conn_type: str) -> dict[str, Any]:
         """Return the fields of a connection type's form, and which standard fields it hides."""
-        answer = self._http.get("/ui/connections/hook_meta", headers=self._authorization)
-        (form,) = (each for each in _checked(answer).json() if each["connection_type"] == conn_type)
+        answer = self._request("GET", "/connections/hook_meta", api="/ui")
+        (form,) = (each for each in answer.json() if each["connection_type"] == conn_type)
         return dict(form)
 
     # --- pools
@@ -297,7 +297,19 @@ class AirflowClient:
         """Create a pool."""
         self._request("POST", "/pools", json={"name": name, "slots": slots})
 
+    # --- audit log
+
+    def audit_log(self, event: str) -> list[dict[str, Any]]:
+        """Return the entries of one event, such as ``dynamo_lock.break``, oldest first."""
+        return self._list("/eventLogs", "event_logs", event=event, order_by="event_log_id")
+
     # --- requests
+
+    @cached_property
+    def token(self) -> str:
+        """The access token of this user."""
+        credentials = {"username": self.username, "password": self.password}
+        return str(_checked(self._http.post("/auth/token", json=credentials)).json()["access_token"])
 
     def health(self) -> dict[str, Any]:
         """Return the state of Airflow's components.
@@ -315,24 +327,24 @@ class AirflowClient:
         # trust_env=False: a proxy that the environment names cannot reach 127.0.0.1.
         return httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
 
-    @cached_property
-    def _authorization(self) -> dict[str, str]:
-        credentials = {"username": self.username, "password": self.password}
-        answer = _checked(self._http.post("/auth/token", json=credentials))
-        return {"Authorization": f"Bearer {answer.json()['access_token']}"}
-
     def _request(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **kwargs: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        api: str = "/api/v2",
+        headers: Mapping[str, str] | None = None,
+        **kwargs: Any,
     ) -> httpx.Response:
-        headers = {**self._authorization, **(headers or {})}
+        headers = {"Authorization": f"Bearer {self.token}", **(headers or {})}
         try:
             for _ in range(AUDITS):
-                answer = self._http.request(method, f"/api/v2{path}", headers=headers, **kwargs)
+                answer = self._http.request(method, f"{api}{path}", headers=headers, **kwargs)
                 if not _is_unaudited(answer):
                     break
             return _checked(answer)
         except httpx.TransportError as error:
-            raise AirflowError(f"{method} {self.url}/api/v2{path}: {error!r}") from error
+            raise AirflowError(f"{method} {self.url}{api}{path}: {error!r}") from error
 
     def _list(self, path: str, key: str, **params: Any) -> list[dict[str, Any]]:
         """Return all entries of a list, which Airflow sends page by page."""

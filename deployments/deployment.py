@@ -171,6 +171,8 @@ class Deployment(AirflowClient):
         (`AIRFLOW__…`).
     :param parallelism: maximum number of tasks that run at the same time.
     :param base_path: serve the web interface and the API under this path, such as ``/airflow``.
+    :ivar components: the components that `launch` starts. A subclass may start others.
+    :ivar passwords: the users of the simple auth manager that can log in, with their passwords.
     """
 
     def __init__(
@@ -188,6 +190,7 @@ class Deployment(AirflowClient):
         self.port = free_port()
         self.status = "not started"
         super().__init__(f"http://127.0.0.1:{self.port}{base_path}", "admin", secrets.token_urlsafe(9))
+        self.passwords = {self.username: self.password}
         self._environment = self._base_environment(dags.absolute(), parallelism) | dict(env or {})
 
         self._migration = self.component("db-migrate", "db", "migrate")
@@ -228,10 +231,8 @@ class Deployment(AirflowClient):
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        # Airflow generates a password only if this file has none.
-        (self.home / "simple_auth_manager_passwords.json.generated").write_text(
-            json.dumps({self.username: self.password})
-        )
+        # Airflow generates a user's password only if this file has none.
+        (self.home / "simple_auth_manager_passwords.json.generated").write_text(json.dumps(self.passwords))
 
     def launch(self) -> None:
         """Second step of the start: wait for the database, and start the components.
@@ -318,7 +319,8 @@ class Deployment(AirflowClient):
         return [
             component
             for component, heartbeat in heartbeats.items()
-            if heartbeat is None or datetime.fromisoformat(heartbeat) < component.started
+            if component in self.components
+            and (heartbeat is None or datetime.fromisoformat(heartbeat) < component.started)
         ]
 
     def _base_environment(self, dags: Path, parallelism: int) -> dict[str, str]:

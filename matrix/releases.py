@@ -31,6 +31,8 @@ AIRFLOW_TESTS = (
     "tests/test_example_dags.py",
     "tests/test_packaging.py",
 )
+#: Tests of the environment ``production``, which has both auth managers.
+PRODUCTION_TESTS = (*AIRFLOW_TESTS, "tests/page/test_roles.py")
 #: Tests that depend on the other dependencies, with the embedded DynamoDB.
 UNIT_TESTS = (
     "tests/client",
@@ -49,7 +51,7 @@ UNIT_TESTS = (
 SHORT = (
     "not dynamodb-local and (layer or test_packaging or test_example_dags or (cli and test_airflow) "
     "or work_runs_only_under_the_lease or acquire_is_marked_failed or a_group_waits or operator-5 "
-    "or one_of_two_triggerers or link_to_the_record)"
+    "or one_of_two_triggerers or link_to_the_record or test_roles)"
 )
 
 
@@ -150,7 +152,7 @@ ENVIRONMENTS = (
     Environment("3.1.8", "3.1.8", "2026-03-14", ("3.12", "3.11", "3.13")),
     Environment("3.2.2", "3.2.2", "2026-06-01", ("3.11", "3.12", "3.13")),
     Environment("3.3.2", "3.3.2", "2026-09-20", ("3.14", "3.13", "3.12", "3.11")),
-    Environment("production", "3.3.2", "2026-09-20", ("3.12", "3.13", "3.11")),
+    Environment("production", "3.3.2", "2026-09-20", ("3.12", "3.13", "3.11"), PRODUCTION_TESTS),
     Environment("lowest", "3.0.6", "2025-09-01", ("3.11", "3.12"), UNIT_TESTS, oldest=True),
 )
 

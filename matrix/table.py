@@ -125,6 +125,7 @@ def _group(file: str) -> str:
         "tests.client": "clients",
         "tests.layer": "Airflow layer",
         "tests.cli": "command line",
+        "tests.page": "permissions of the Locks page",
         "tests.test_example_dags": "example DAGs",
         "tests.test_embedded": "embedded DynamoDB",
     }

@@ -74,7 +74,13 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 #: Tests that start whole Airflow deployments or many processes. One worker runs all of them, one after the
 #: other.
-ALONE = ("tests/test_demo.py", "tests/airflow/", "tests/browser/", "tests/chaos/")
+ALONE = (
+    "tests/test_demo.py",
+    "tests/airflow/",
+    "tests/browser/",
+    "tests/chaos/",
+    "tests/page/test_roles.py",
+)
 #: Long tests that share no fixtures. Any worker may run any of them.
 APART = (
     "tests/simulator/",

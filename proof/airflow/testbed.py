@@ -224,6 +224,17 @@ def connection(deployment: str, **extra: str) -> str:
     return json.dumps({"conn_type": "dynamo_lock", "extra": defaults | extra})
 
 
+def table_environment(deployment: str, engine: Engine) -> dict[str, str]:
+    """Return the environment variables with which a deployment finds the lock table on an engine."""
+    return {
+        **{f"AWS_ENDPOINT_URL_{service}": engine.endpoint_url for service in ("DYNAMODB", "S3")},
+        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": connection(deployment),
+        "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(
+            {"conn_type": "aws", "login": "test", "password": "test-secret"}
+        ),
+    }
+
+
 def _deployment(
     name: str, folder: Path, engine: Engine, env: Mapping[str, str], base_path: str
 ) -> Deployment:
@@ -233,11 +244,7 @@ def _deployment(
         "DYNAMO_LOCK_TEST_DEPLOYMENT": name,
         "PYTHONPATH": str(here / "site"),
         "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
-        **{f"AWS_ENDPOINT_URL_{service}": engine.endpoint_url for service in ("DYNAMODB", "S3")},
-        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": connection(name),
-        "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(
-            {"conn_type": "aws", "login": "test", "password": "test-secret"}
-        ),
+        **table_environment(name, engine),
     }
     for conn_id, table_format in FOREIGN.items():
         foreign = connection(name, format=table_format, table=FOREIGN_TABLES[table_format])

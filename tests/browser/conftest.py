@@ -135,7 +135,7 @@ def visit(browser: Browser, testbed: Testbed) -> Iterator[Visit]:
 
 
 def log_in(page: Page, deployment: Deployment, user: str) -> None:
-    """Log in by the form of the simple auth manager, which has generated the password of each user."""
+    """Log in by the form of the simple auth manager, which generates a password if a user has none."""
     passwords = json.loads((deployment.home / "simple_auth_manager_passwords.json.generated").read_text())
     page.goto(deployment.url)
     page.get_by_label("Username").fill(user)

@@ -28,11 +28,11 @@ from airflow_dynamo_lock.airflow.page.snapshots import Snapshots
 from airflow_dynamo_lock.core.model.errors import LockAccessError, LockError
 from deployments.patience import wait_until
 from tests.monitoring.test_checks import MIN, NOW, a_state, a_waiter, held
+from tests.page.actions import OWN, actions
 
 pytestmark = pytest.mark.usefixtures("connection")
 
 ROLES = ("anonymous", "VIEWER", "USER", "OP", "ADMIN")
-OWN = {"X-Dynamo-Lock": "1"}
 
 
 class Manager(SimpleAuthManager):
@@ -85,12 +85,6 @@ def key(request: pytest.FixtureRequest) -> str:
 def row_of(client: TestClient, key: str, **asked: Any) -> dict[str, Any]:
     found = client.get("/locks", params={"search": key, **asked}).json()["rows"]
     return next(each for each in found if each["key"] == key)
-
-
-def actions(key: str, lease_id: str = "l") -> dict[str, dict[str, Any]]:
-    body = {"conn": "dynamo_lock_default", "key": key, "reason": "a drill"}
-    on_lease = body | {"lease_id": lease_id}
-    return {"/break": on_lease, "/remove": on_lease, "/capacity": body | {"capacity": 3}}
 
 
 # -- who may do what ---------------------------------------------------------------------------------------------------
