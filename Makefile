@@ -12,7 +12,7 @@ INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
           --no-annotate --no-emit-index-url --custom-compile-command "make lock"
 
-.PHONY: help setup demo test proof matrix soak chaos chaos-airflow figures bench check docs lock clean
+.PHONY: help setup demo test proof matrix soak chaos chaos-airflow figures bench check docs pictures lock clean
 
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
@@ -34,6 +34,8 @@ help:
 	@echo '             parts (requests, speed, distance, handover, recovery, waiting, airflow), ENGINE=moto or dynamodb-local'
 	@echo 'make check   lint, formatting and types'
 	@echo 'make docs    the documentation as a site, in .cache/site; every link and anchor is checked'
+	@echo 'make pictures'
+	@echo '             the pictures of the Locks page in docs/, taken anew from two real deployments'
 	@echo 'make setup   what the others need; they run it themselves. PYTHON=... chooses the interpreter'
 	@echo 'make lock    write requirements/*.txt anew from pyproject.toml and requirements/*.in'
 	@echo 'make clean   remove all that these have made'
@@ -94,6 +96,10 @@ docs: .cache/docs/.done
 	@# Not --quiet: it would hide the warnings from --strict. The variable leaves out the theme's notice of its successor.
 	NO_MKDOCS_2_WARNING=1 .cache/docs/bin/mkdocs build --strict
 	@echo 'Open .cache/site/index.html in a browser.'
+
+pictures: .venv/.dev
+	.venv/bin/pytest --numprocesses 0 -m proof tests/browser -k pictures
+	cp .cache/locks-page/*.png docs/locks-page
 
 # The files .venv/.* say when each step was last done.
 

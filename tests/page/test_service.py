@@ -6,6 +6,7 @@ The requests go through Airflow's own authorization with its simple auth manager
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,9 @@ def page(monkeypatch: pytest.MonkeyPatch, audited: list[Any]) -> Iterator[Callab
         monkeypatch.setattr(module, "get_auth_manager", lambda: manager)
     monkeypatch.setattr(service, "snapshots", Snapshots(service._connect))
     service._deployment.cache_clear()
-    session = SimpleNamespace(add=audited.append, commit=lambda: None, flush=lambda: None)
+    session = SimpleNamespace(
+        execute=lambda _: [], add=audited.append, commit=lambda: None, flush=lambda: None
+    )
     service.app.dependency_overrides[_get_session] = lambda: session
 
     def as_user(role: str) -> TestClient:
@@ -95,7 +98,8 @@ def test_who_may_look(page: Callable[[str], TestClient], locks: LockClient, key:
     locks.acquire(key)
     client = page(role)
     wanted = {"anonymous": 401}.get(role, 200)
-    for path in ("/locks", "/locks.js", "/metrics", f"/queue?conn=dynamo_lock_default&key={key}"):
+    on_lock = f"conn=dynamo_lock_default&key={key}"
+    for path in ("/locks", "/locks.js", "/metrics", f"/queue?{on_lock}", f"/history?{on_lock}"):
         assert client.get(path).status_code == wanted, path
 
 
@@ -127,7 +131,11 @@ def test_a_connection_that_is_not_configured_cannot_be_probed(
     page: Callable[[str], TestClient], role: str
 ) -> None:
     client = page(role)
-    for path in ("/locks?conn=aws_default", "/queue?conn=aws_default&key=k"):
+    for path in (
+        "/locks?conn=aws_default",
+        "/queue?conn=aws_default&key=k",
+        "/history?conn=aws_default&key=k",
+    ):
         assert client.get(path).status_code == 404
     if role == "ADMIN":
         for path, body in actions("k").items():
@@ -188,15 +196,26 @@ def test_an_answer_that_has_not_changed_is_not_sent_again(page: Callable[[str], 
     assert (again.status_code, again.content) == (304, b"")
 
 
+@pytest.mark.parametrize(
+    ("extra", "text", "what_to_do"),
+    [
+        ({"table": "nowhere"}, "'nowhere' does not exist .* `dynamo-lock table create`", ""),
+        ({"table": "locks", "lease": "soon"}, "must be a number of seconds", "Correct the connection."),
+    ],
+)
 def test_a_table_that_cannot_be_read_is_a_sentence_and_what_to_do(
-    page: Callable[[str], TestClient], monkeypatch: pytest.MonkeyPatch
+    page: Callable[[str], TestClient],
+    monkeypatch: pytest.MonkeyPatch,
+    extra: dict[str, str],
+    text: str,
+    what_to_do: str,
 ) -> None:
     monkeypatch.setenv(
-        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", '{"conn_type": "dynamo_lock", "extra": {"table": "nowhere"}}'
+        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", json.dumps({"conn_type": "dynamo_lock", "extra": extra})
     )
     answer = page("VIEWER").get("/locks").json()
-    assert "'nowhere' does not exist" in answer["error"]["text"]
-    assert "dynamo-lock table create" in answer["error"]["help"]
+    assert re.search(text, answer["error"]["text"])
+    assert answer["error"]["help"] == what_to_do
     assert page("VIEWER").get("/metrics").status_code == 503
 
 

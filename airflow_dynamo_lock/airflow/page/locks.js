@@ -212,7 +212,7 @@ function Details({ conn, lockKey, mayAct, onAct, onClose }) {
     row && row.loss ? h("p", null, `The last lost lease was that of ${row.loss.owner}: ${row.loss.text}.`) : null,
     row ? h("div", { className: "scroll" }, h("table", null,
       h("caption", null, row.holders.length ? "Holders" : "No holder."),
-      row.holders.length ? h("thead", null, h("tr", null, ["Holder", "Since", "Last heartbeat", "Inside", ""].map((title) => h("th", { key: title, scope: "col" }, title || h("span", { className: "muted" }, "Actions"))))) : null,
+      row.holders.length ? h("thead", null, h("tr", null, ["Holder", "Since", "Last heartbeat", "Inside", "Actions"].map((title) => h("th", { key: title, scope: "col" }, title)))) : null,
       h("tbody", null, row.holders.map((each) => h("tr", { key: each.lease_id },
         h("td", null, h("ul", null, h(Holder, { holder: each }))),
         h("td", null, each.since ? new Date(each.since).toLocaleString() : ""),
@@ -243,18 +243,21 @@ function LastHour({ conn, lockKey }) {
   if (error) return h("p", { className: "message", role: "alert" }, error);
   if (!answer) return null;
   const now = Date.parse(answer.now);
-  const share = (time) => Math.min(100, Math.max(0, 100 * (1 - (now - Date.parse(time)) / (1000 * answer.seconds))));
+  // The axis begins with the earliest turn, if that began within the hour.
+  const begins = answer.turns.map((each) => Date.parse(each.waited_since || each.held_since || each.ended || answer.now));
+  const shown = Math.min(1000 * answer.seconds, Math.max(60000, ...begins.map((time) => now - time)));
+  const share = (time) => Math.min(100, Math.max(0, 100 * (1 - (now - Date.parse(time)) / shown)));
   const bar = (kind, from, to) => (from ? h("span", { className: kind, style: { left: `${share(from)}%`, width: `${share(to) - share(from)}%` } }) : null);
   const between = (from, to) => (from && to ? duration(secondsBetween(from, to)) : "");
   return h("div", { className: "scroll" }, h("table", null,
     h("caption", null, "The last hour: ", h("span", { className: "swatch waited" }), "waited, ", h("span", { className: "swatch held" }), "held"),
-    h("thead", null, h("tr", null, ["Who", "60 min ago to now", "Waited", "Held", "Until"].map((title) => h("th", { key: title, scope: "col" }, title)))),
+    h("thead", null, h("tr", null, ["Who", `From ${duration(shown / 1000)} ago to now`, "Waited", "Held", "Until"].map((title) => h("th", { key: title, scope: "col" }, title)))),
     h("tbody", null, answer.turns.map((each, at) => {
       const end = each.has_ended ? each.ended : answer.now;
       return h("tr", { key: at },
         h("td", null, h(Owner, each)),
         h("td", null, h("div", { className: "track", "aria-hidden": true },
-          bar("waited", each.waited_since, each.held_since || end), end ? bar("held", each.held_since, end) : null)),
+          bar("waited", each.waited_since, each.held_since || end), end && !(each.waited_since && !each.held_since) ? bar("held", each.held_since || end, end) : null)),
         h("td", null, between(each.waited_since, each.held_since || end)),
         h("td", null, between(each.held_since, end)),
         h("td", null, !each.has_ended ? "now" : each.ended ? new Date(each.ended).toLocaleTimeString() : "not known"));

@@ -1,0 +1,127 @@
+"""The last hour of a lock, put together from its record and from what this deployment's runs have stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from airflow_dynamo_lock.airflow.last_task import RELEASED_KEY
+from airflow_dynamo_lock.airflow.lock_options import LEASES_KEY
+from airflow_dynamo_lock.airflow.page.history import Turn, last_hour
+from airflow_dynamo_lock.airflow.page.rows import Viewer
+from airflow_dynamo_lock.core.model.text import utc
+from proof.simulator.stepped import a_lease
+from tests.monitoring.test_checks import MIN, NOW, a_state, a_waiter, held
+
+VIEWER = Viewer("north", {"etl"})
+
+
+def at(minutes: float) -> datetime:
+    """That many minutes ago."""
+    return utc(NOW) - timedelta(minutes=minutes)
+
+
+class Task:
+    """A task of a run that has acquired the lock `k`, with what Airflow's database has of it.
+
+    :param release_task_ended: end of the group's release task.
+    :param last_task_released: when the last guarded task has released the lock.
+    """
+
+    def __init__(
+        self,
+        lease_id: str,
+        waited: float,
+        held: float,
+        dag_id: str = "etl",
+        release_task_ended: float | None = None,
+        last_task_released: float | None = None,
+        function_ended: float | None = None,
+        value: Any = None,
+    ) -> None:
+        lease = replace(
+            a_lease(lease_id), key="k", owner=f"north/{lease_id}", acquired_at_ms=NOW - round(held * MIN)
+        )
+        identity: Any = {"dag_id": dag_id, "run_id": lease_id, "map_index": -1}
+        is_function = function_ended is not None
+        self.ti = SimpleNamespace(
+            task_id="lock.acquire",
+            start_date=at(waited),
+            end_date=at(function_ended) if function_ended is not None else at(held),
+            **identity,
+        )
+        stored = value if value is not None else [lease.as_dict()] if is_function else lease.as_dict()
+        self.result = SimpleNamespace(key=LEASES_KEY if is_function else "return_value", value=stored)
+        self.by_task, self.early = [], []
+        if release_task_ended is not None:
+            release = SimpleNamespace(task_id="lock.release", **identity)
+            self.by_task.append((release, at(release_task_ended)))
+        if last_task_released is not None:
+            released = SimpleNamespace(task_id="lock.acquire", key=RELEASED_KEY, **identity)
+            self.early.append((released, at(last_task_released)))
+
+
+def of_runs(*tasks: Task) -> Any:
+    """A session of the database, which answers the three queries in their order."""
+    answers = [
+        [(each.result, each.ti) for each in tasks],
+        [each for task in tasks for each in task.by_task],
+        [each for task in tasks for each in task.early],
+    ]
+    return SimpleNamespace(execute=lambda _: answers.pop(0))
+
+
+def link(run_id: str) -> str:
+    return f"dags/etl/runs/{run_id}/tasks/lock.acquire"
+
+
+def test_a_run_that_has_ended_is_known_by_its_tasks() -> None:
+    session = of_runs(
+        Task("by release", 50, 40, release_task_ended=30),
+        Task("by last task", 29, 28, last_task_released=20, release_task_ended=19),
+        Task("function", 18, 17, function_ended=16),
+        Task("nobody knows", 15, 14),
+    )
+    assert last_hour(session, a_state(), VIEWER) == [
+        Turn("north/by release", link("by%20release"), at(50), at(40), at(30), has_ended=True),
+        Turn("north/by last task", link("by%20last%20task"), at(29), at(28), at(20), has_ended=True),
+        Turn("north/function", link("function"), at(18), at(17), at(16), has_ended=True),
+        Turn("north/nobody knows", link("nobody%20knows"), at(15), at(14), None, has_ended=True),
+    ]
+
+
+def test_the_record_knows_who_holds_the_lock_and_waits_for_it_now() -> None:
+    state = a_state(a_waiter("south", NOW - 2 * MIN), holders=held(NOW - 5 * MIN))
+    # The holder is a run of this deployment, of which only the record knows that it still holds the lock.
+    session = of_runs(Task("a", 6, 5, release_task_ended=4))
+    holder, waiter = last_hour(session, state, VIEWER)
+    assert holder == Turn("north/a", link("a"), at(6), at(5), None, has_ended=False)
+    assert waiter == Turn("south", None, at(2), None, None, has_ended=False)
+
+
+def test_the_previous_holder_is_shown_once() -> None:
+    state = a_state(previous_owner="south/x", last_freed_at_ms=NOW - 3 * MIN)
+    assert last_hour(of_runs(), state, VIEWER) == [Turn("south/x", ended=at(3), has_ended=True)]
+    state = a_state(previous_owner="north/a", last_freed_at_ms=NOW - 3 * MIN)
+    (turn,) = last_hour(of_runs(Task("a", 6, 5, release_task_ended=3)), state, VIEWER)
+    assert turn.held_since == at(5)
+
+
+def test_what_ended_before_is_left_out_and_what_began_before_is_not() -> None:
+    session = of_runs(
+        Task("before", 90, 80, release_task_ended=61), Task("until then", 90, 80, release_task_ended=59)
+    )
+    assert [each.owner for each in last_hour(session, a_state(), VIEWER)] == ["north/until then"]
+
+
+def test_other_locks_other_results_and_dags_that_the_viewer_may_not_read_are_left_out() -> None:
+    other = replace(a_lease("other"), key="another lock").as_dict()
+    session = of_runs(
+        Task("secret", 9, 8, dag_id="payroll"),
+        Task("other", 9, 8, value=other),
+        Task("elsewhere", 9, 8, value="s3://results/1"),
+        Task("damaged", 9, 8, value={"key": "k", "token": "none"}),
+    )
+    assert last_hour(session, a_state(), VIEWER) == []
