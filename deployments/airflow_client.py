@@ -297,6 +297,20 @@ class AirflowClient:
         """Create a pool."""
         self._request("POST", "/pools", json={"name": name, "slots": slots})
 
+    # --- this package's page
+
+    def act_on_lock(self, action: str, **body: Any) -> str:
+        """Do what a button of the Locks page does: "break", "remove" or "capacity". Returns the page's message.
+
+        :param body: the fields of the request, without the connection.
+        """
+        answer = self._http.post(
+            f"/dynamo-lock/{action}",
+            json={"conn": "dynamo_lock_default", **body},
+            headers={**self._authorization, "X-Dynamo-Lock": "1"},
+        )
+        return str(_checked(answer).json()["outcome"])
+
     # --- requests
 
     def health(self) -> dict[str, Any]:
