@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -67,9 +68,11 @@ class Received:
 @contextmanager
 def statsd_server(received: Received) -> Iterator[Mapping[str, str]]:
     """Receive StatsD packets. Yields the environment variables with which Airflow sends them here."""
+    # Without it, Airflow sends nothing, and only logs an error.
+    assert find_spec("statsd"), "the package statsd is not installed"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
-        # Airflow sends hundreds of packets a second when it starts, and UDP drops those that find the buffer full.
+        # UDP drops the packets that find the buffer full.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         port = server.getsockname()[1]
         thread = threading.Thread(target=_receive, args=(server, received), name="statsd server", daemon=True)
