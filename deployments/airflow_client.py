@@ -303,6 +303,20 @@ class AirflowClient:
         """Return the entries of one event, such as ``dynamo_lock.break``, oldest first."""
         return self._list("/eventLogs", "event_logs", event=event, order_by="event_log_id")
 
+    # --- this package's page
+
+    def act_on_lock(self, action: str, **body: Any) -> str:
+        """Do what a button of the Locks page does: "break", "remove" or "capacity". Returns the page's message.
+
+        :param body: the fields of the request, without the connection.
+        """
+        answer = self._http.post(
+            f"/dynamo-lock/{action}",
+            json={"conn": "dynamo_lock_default", **body},
+            headers={"Authorization": f"Bearer {self.token}", "X-Dynamo-Lock": "1"},
+        )
+        return str(_checked(answer).json()["outcome"])
+
     # --- requests
 
     @cached_property

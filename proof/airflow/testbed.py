@@ -45,6 +45,7 @@ DAGS = {
     "quick",
     "many",
     "operator",
+    "on_worker",
     "sensing",
     "mapped",
     "nested",

@@ -115,6 +115,9 @@ with (
 with DAG("operator", schedule=None, max_active_runs=300):
     DynamoLockOperator(task_id="locked", key=KEY, python_callable=use_lease, **TIMES)
 
+with DAG("on_worker", schedule=None):
+    DynamoLockOperator(task_id="locked", key=KEY, python_callable=use_lease, deferrable=False, **TIMES)
+
 with DAG("decorated", schedule=None, max_active_runs=300):
     task.dynamo_lock(key=KEY, task_id="locked", **TIMES)(use_lease)()
 

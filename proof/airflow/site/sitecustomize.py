@@ -5,6 +5,8 @@ keeps a copy of the DAG for each trigger, so a full garbage collection can take 
 triggers; and on two busy cores, the process may have to wait for a core. To tell the causes apart, this file
 records each full collection, and samples the stack every 0.02 s of CPU time for code of this package.
 `Testbed.blocked_warnings` reads the records.
+
+It also names the component in the metrics of each process, for `proof.airflow.telemetry`.
 """
 
 import gc
@@ -69,3 +71,9 @@ if "triggerer" in sys.orig_argv:
     gc.callbacks.append(_record_collection)
     # The triggerer forks the process that runs the triggers.
     os.register_at_fork(after_in_child=_sample_work)
+
+for component in ("api-server", "scheduler", "triggerer"):
+    if component in sys.orig_argv:
+        # Airflow sends no metrics at all unless a test turns them on.
+        os.environ["AIRFLOW__METRICS__STATSD_PREFIX"] = component
+        os.environ["OTEL_SERVICE_NAME"] = component
