@@ -106,6 +106,9 @@ class Guard:
         try:
             for lease in self._held:
                 entered = self._client.enter(lease, self._process)
+                while entered.remaining() <= _safe_time(entered):
+                    # The answer came so late that the task would have to be stopped as soon as it has started.
+                    entered = self._client.enter(lease, self._process)
                 self.leases.append(entered)
                 self._heartbeats.append(self._keep_alive(entered))
         except BaseException:
@@ -161,7 +164,7 @@ class Guard:
             interval=grace / BEATS_PER_GRACE,
             on_lost=self._on_lost,
             on_danger=self._on_danger,
-            safe_time=min(_STOP_SECONDS, _STOP_SHARE_OF_GRACE * grace),
+            safe_time=_safe_time(entered),
         )
 
     def _is_fork(self) -> bool:
@@ -240,6 +243,11 @@ class Guard:
             return
         interruption, self._interruption = self._interruption, None
         raise interruption
+
+
+def _safe_time(entered: Lease) -> float:
+    """Seconds before the end of an entered lease at which the guard begins to stop the task, if heartbeats fail."""
+    return min(_STOP_SECONDS, _STOP_SHARE_OF_GRACE * entered.lease_ms / 1000)
 
 
 # The guards of this process that have entered and not left.

@@ -857,15 +857,20 @@ MUTATIONS = {
     "guard-never-ends-the-process": Mutation(
         "R9: the guard ends a process whose task catches all interruptions",
         _edited(GUARD.Guard._stop, ("end_process()", "pass")),
-        seed=114,
+        seed=169,
     ),
     "guard-stops-at-the-end": Mutation(
         "R9: the guard begins to stop a task before its lease ends",
         _edited(
             GUARD.Guard._keep_alive,
-            ("safe_time=min(_STOP_SECONDS, _STOP_SHARE_OF_GRACE * grace)", "safe_time=0.01"),
+            ("safe_time=_safe_time(entered)", "safe_time=0.01"),
         ),
-        seed=114,
+        seed=544,
+    ),
+    "guard-starts-what-it-must-stop": Mutation(
+        "R9: a task starts only if enough of its grace is left to stop it in time",
+        _edited(GUARD.Guard.enter, ("while entered.remaining() <= _safe_time(entered):", "while False:")),
+        seed=83949,
     ),
     # -- deadlocks ------------------------------------------------------------------------------------------
     "cycle-of-ended-waits": Mutation(

@@ -12,6 +12,7 @@ import pytest
 from airflow_dynamo_lock import LockClient, LockLostError, LockNotHeldError
 from airflow_dynamo_lock.airflow import guard, lock_options
 from airflow_dynamo_lock.airflow.guard import Guard, show_leases
+from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from deployments.proxy import Proxy
@@ -83,6 +84,27 @@ def test_a_process_is_noted_while_it_is_inside(locks: LockClient, lease: Lease, 
 
 def test_it_counts_on_the_grace_only(inside: Guard) -> None:
     assert 0 < inside.leases[0].remaining() <= GRACE
+
+
+def test_no_task_starts_that_would_have_to_be_stopped_at_once(
+    locks: LockClient, lease: Lease, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the first request comes so late that hardly anything is left of the time that it grants."""
+    answers: list[Lease] = []
+
+    def enter(held: Lease, process: str) -> Lease:
+        answers.append(LockClient.enter(locks, held, process))
+        if len(answers) == 1:
+            monkeypatch.setattr(answers[0].term, "_until", monotonic() + 0.01)
+        return answers[-1]
+
+    monkeypatch.setattr(locks, "enter", enter)
+    inside = Guard(locks, [lease], task)
+    inside.enter()
+    assert len(answers) == 2
+    assert inside.leases[0].remaining() > GRACE / 2
+    inside.leave()
+    assert not task.killed.is_set()
 
 
 def test_a_lease_given_back_meanwhile_is_free_when_the_process_leaves(
