@@ -160,16 +160,18 @@ def test_the_last_hour_shows_earlier_runs_of_this_deployment_and_whom_the_record
     page = visit().open(key=watched.key)
     table = details(page, watched.key).get_by_role("table", name="The last hour")
     lines = table.locator("tbody tr")
-    # The run of south that came before is the previous holder, which a record forgets at the next grant.
-    expect(lines).to_have_count(3)
-    for line, name in zip(lines.all(), ("north/guarded", "north/guarded", "south/guarded"), strict=True):
-        expect(line).to_contain_text(name)
-    expect(lines.nth(0).locator(".held")).to_have_count(1)
-    expect(lines.nth(0).locator("td").nth(3)).to_have_text(re.compile(r"^\d+ s$"))
-    expect(lines.nth(1)).to_contain_text(watched.holder)
-    expect(lines.nth(1).locator("td").nth(4)).to_have_text("now")
-    expect(lines.nth(2).locator(".waited")).to_have_count(1)
-    expect(lines.nth(2).locator(".held")).to_have_count(0)
+    expect(lines).to_have_count(4)
+    earlier, previous, holder, waiter = lines.all()
+    expect(earlier).to_contain_text("north/guarded")
+    expect(earlier.locator("td").nth(3)).to_have_text(re.compile(r"^\d+ s$"))
+    # Of the previous holder, a run of another deployment, only the end is known.
+    expect(previous).to_contain_text("south/guarded")
+    expect(previous.locator("td").nth(3)).to_have_text("")
+    expect(holder).to_contain_text(watched.holder)
+    expect(holder.locator("td").nth(4)).to_have_text("now")
+    expect(waiter).to_contain_text(watched.waiter)
+    for line, bars in ((earlier, 2), (previous, 1), (holder, 2), (waiter, 1)):
+        expect(line.locator(".track span")).to_have_count(bars)
 
 
 def test_the_pictures_of_the_docs(watched: Runs, visit: Visit) -> None:
@@ -345,7 +347,7 @@ def test_nothing_is_read_while_the_window_is_hidden(watched: Runs, visit: Visit)
     ("connection", "says"),
     [
         ("empty", "The table empty has no lock yet."),
-        ("missing", "Create the table with “dynamo-lock table create”, or correct the connection."),
+        ("missing", "The lock table 'missing' does not exist in this account and region: create it with"),
         ("invalid", "Correct the connection."),
     ],
 )
