@@ -106,8 +106,8 @@ def test_a_lock_shows_its_holder_and_its_queue_with_links_to_the_runs_of_this_de
     row(page, watched.key).get_by_role("button", name=watched.key).click()
     region = details(page, watched.key)
     expect(region).to_contain_text(f"south/guarded/{watched.waiter}/lock.acquire")
-    expect(region.get_by_role("link")).to_have_count(1)
-    region.get_by_role("link", name=watched.holder).click()
+    expect(region.get_by_role("table", name="Queue").get_by_role("link")).to_have_count(0)
+    region.get_by_role("table", name="Holders").get_by_role("link", name=watched.holder).click()
     page.wait_for_url(lambda url: f"/runs/{watched.holder}/tasks/lock.acquire" in unquote(url))
 
 
@@ -304,7 +304,9 @@ def test_under_a_base_path(watched: Runs, visit: Visit) -> None:
     visitor = visit(deployment=watched.south)
     page = visitor.open()
     row(page, watched.key).get_by_role("button", name=watched.key).click()
-    details(page, watched.key).get_by_role("link", name=watched.waiter).click()
+    details(page, watched.key).get_by_role("table", name="Queue").get_by_role(
+        "link", name=watched.waiter
+    ).click()
     page.wait_for_url(lambda url: f"{BASE_PATH}/dags/guarded/runs/" in url)
     asked = [url for url in visitor.asked if "/dynamo-lock/" in url]
     assert asked
