@@ -324,8 +324,15 @@ function Locks({ dagId }) {
         h("button", { type: "button", disabled: !offset, onClick: () => setOffset(Math.max(0, offset - PAGE)) }, "Previous"),
         h("span", null, `${offset + 1} to ${Math.min(offset + PAGE, answer.matching)} of ${answer.matching}`),
         h("button", { type: "button", disabled: offset + PAGE >= answer.matching, onClick: () => setOffset(offset + PAGE) }, "Next")) : null,
-      chosen ? h(Details, { key: chosen, conn: answer.connection, lockKey: chosen, mayAct: answer.may_act, onAct: setAction, onClose: () => setChosen(null) }) : null) : null,
-    action ? h(Dialog, { action, onDone: (ended) => { setAction(null); if (ended && ended.done) { setOutcome(ended.text); readNow(); } } }) : null);
+      chosen ? h(Details, { key: chosen, conn: answer.connection, lockKey: chosen, mayAct: answer.may_act, onAct: (wanted) => setAction({ ...wanted, at: performance.now() }), onClose: () => setChosen(null) }) : null) : null,
+    action ? h(Dialog, { key: action.at, action, onDone: (ended) => {
+      // The browser tells of the end of a dialog a moment later, when the next one may be open already.
+      setAction((current) => (current === action ? null : current));
+      if (ended && ended.done) {
+        setOutcome(ended.text);
+        readNow();
+      }
+    } }) : null);
 }
 
 globalThis.Locks = Locks;
