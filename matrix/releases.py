@@ -31,6 +31,8 @@ AIRFLOW_TESTS = (
     "tests/test_example_dags.py",
     "tests/test_packaging.py",
 )
+#: Tests of releases that have pages of plugins. `make proof` runs them on the release of `make test`.
+PAGE_TESTS = (*AIRFLOW_TESTS, "tests/browser")
 #: Tests of the environment ``production``, which has both auth managers.
 PRODUCTION_TESTS = (*AIRFLOW_TESTS, "tests/page/test_roles.py")
 #: Tests that depend on the other dependencies, with the embedded DynamoDB.
@@ -149,8 +151,8 @@ class Environment:
 #: All environments. Together they use each version of Python that the package supports.
 ENVIRONMENTS = (
     Environment("3.0.6", "3.0.6", "2025-09-01", ("3.12", "3.11")),
-    Environment("3.1.8", "3.1.8", "2026-03-14", ("3.12", "3.11", "3.13")),
-    Environment("3.2.2", "3.2.2", "2026-06-01", ("3.11", "3.12", "3.13")),
+    Environment("3.1.8", "3.1.8", "2026-03-14", ("3.12", "3.11", "3.13"), PAGE_TESTS),
+    Environment("3.2.2", "3.2.2", "2026-06-01", ("3.11", "3.12", "3.13"), PAGE_TESTS),
     Environment("3.3.2", "3.3.2", "2026-09-20", ("3.14", "3.13", "3.12", "3.11")),
     Environment("production", "3.3.2", "2026-09-20", ("3.12", "3.13", "3.11"), PRODUCTION_TESTS),
     Environment("lowest", "3.0.6", "2025-09-01", ("3.11", "3.12"), UNIT_TESTS, oldest=True),

@@ -126,6 +126,7 @@ def _group(file: str) -> str:
         "tests.layer": "Airflow layer",
         "tests.cli": "command line",
         "tests.page": "permissions of the Locks page",
+        "tests.browser": "Locks page in a browser",
         "tests.test_example_dags": "example DAGs",
         "tests.test_embedded": "embedded DynamoDB",
     }
