@@ -28,6 +28,7 @@ PARTS = {
     "recovery": MOTO,
     "waiting": LOCAL,
     "airflow": MOTO,
+    "locks_page": MOTO,
 }
 
 
@@ -82,7 +83,7 @@ def _measure(part: str, engine_name: str) -> dict[str, Any]:
         "machine": _machine(),
     }
     module = importlib.import_module(f"bench.measure.{part}")
-    if part == "airflow":  # starts an engine itself
+    if part in ("airflow", "locks_page"):  # they start an engine themselves
         data = module.measure()
     else:
         with {MOTO: MotoServer, LOCAL: DynamoDBLocal}[engine_name]() as engine:

@@ -9,6 +9,7 @@ from airflow_dynamo_lock.core.model.errors import LockError, LockRecordError
 from airflow_dynamo_lock.core.model.text import duration
 from airflow_dynamo_lock.monitoring.checks import Limits, findings
 from airflow_dynamo_lock.monitoring.openmetrics import exposition
+from airflow_dynamo_lock.monitoring.totals import Totals
 
 #: Exit codes of `check`, as Nagios defines them. 2 is also the exit code for wrong usage.
 OK, CRITICAL, UNKNOWN = 0, 2, 3
@@ -49,15 +50,13 @@ def check(
         click.echo(f"UNKNOWN: {failure}")
         return UNKNOWN
     found = [*findings(states, limits), *map(str, damaged)]
-    held = sum(bool(each.record.holders) for each in states)
-    waiting = sum(len(each.waiters) for each in states)
-    longest = max((each.waited_ms for each in states), default=0)
-    summary = f"{len(states)} locks, {held} held, {waiting} waiting"
-    summary += f", the longest for {duration(longest)}" if waiting else ""
+    total = Totals.of(states)
+    summary = f"{total.locks} locks, {total.held} held, {total.waiting} waiting"
+    summary += f", the longest for {duration(total.waited_ms)}" if total.waiting else ""
     # What follows the bar are figures, which Nagios records.
     click.echo(
-        f"{f'CRITICAL: {len(found)} of ' if found else 'OK: '}{summary} | held={held} waiting={waiting} "
-        f"longest_wait={longest / 1000:.0f}s"
+        f"{f'CRITICAL: {len(found)} of ' if found else 'OK: '}{summary} | held={total.held} "
+        f"waiting={total.waiting} longest_wait={total.waited_ms / 1000:.0f}s"
     )
     for sentence in found:
         click.echo(sentence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from airflow_dynamo_lock.core.model.state import LockState
+from airflow_dynamo_lock.monitoring.totals import Totals
 
 #: The content type of the text.
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -16,33 +17,27 @@ CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _Locks = Sequence[LockState]
 
 
-def _last_loss_ms(locks: _Locks) -> int | None:
-    """When a lease was last lost, epoch milliseconds; None if no record tells of one."""
-    losses = (each.record.last_loss for each in locks)
-    return max((each.at_ms for each in losses if each is not None), default=None)
-
-
 # Metrics of a table: name → help text, value; None leaves the metric out.
-_OF_TABLES: Mapping[str, tuple[str, Callable[[_Locks], float | None]]] = {
-    "locks": ("Locks that have a record.", len),
-    "held": ("Locks that are held.", lambda locks: sum(bool(each.record.holders) for each in locks)),
-    "holders": ("Leases.", lambda locks: sum(len(each.record.holders) for each in locks)),
-    "waiting": ("Waiters.", lambda locks: sum(len(each.waiters) for each in locks)),
+_OF_TABLES: Mapping[str, tuple[str, Callable[[Totals], float | None]]] = {
+    "locks": ("Locks that have a record.", lambda total: total.locks),
+    "held": ("Locks that are held.", lambda total: total.held),
+    "holders": ("Leases.", lambda total: total.holders),
+    "waiting": ("Waiters.", lambda total: total.waiting),
     "longest_held_seconds": (
         "How long the lock that has been held for longest has been held.",
-        lambda locks: max((each.held_ms for each in locks), default=0) / 1000,
+        lambda total: total.held_ms / 1000,
     ),
     "longest_wait_seconds": (
         "How long the waiter that has waited for longest has waited.",
-        lambda locks: max((each.waited_ms for each in locks), default=0) / 1000,
+        lambda total: total.waited_ms / 1000,
     ),
     "oldest_heartbeat_seconds": (
         "Age of the oldest last heartbeat of a holder.",
-        lambda locks: max((each.silent_ms for each in locks), default=0) / 1000,
+        lambda total: total.silent_ms / 1000,
     ),
     "last_loss_timestamp_seconds": (
         "When a lease was last broken, or reclaimed from a dead holder.",
-        lambda locks: None if (at_ms := _last_loss_ms(locks)) is None else at_ms / 1000,
+        lambda total: None if total.last_loss_at_ms is None else total.last_loss_at_ms / 1000,
     ),
 }
 
@@ -65,8 +60,9 @@ def exposition(tables: Mapping[str, _Locks], keys: int = 0) -> str:
     :param keys: maximum number of locks of each table with metrics of their own.
     """
     lines = []
+    totals = {table: Totals.of(locks) for table, locks in tables.items()}
     for name, (text, value) in _OF_TABLES.items():
-        samples = [((("table", table),), value(locks)) for table, locks in tables.items()]
+        samples = [((("table", table),), value(each)) for table, each in totals.items()]
         lines += _metric(name, text, samples)
     chosen = {table: _in_use(locks, keys) for table, locks in tables.items()}
     for name, (text, value_of) in _OF_KEYS.items() if keys else ():

@@ -38,6 +38,7 @@ from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.core.model.text import iso, utc
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 from airflow_dynamo_lock.monitoring import openmetrics
+from airflow_dynamo_lock.monitoring.totals import Totals
 
 # Maximum number of rows, and of waiters, in one answer.
 _MAX_ROWS, _MAX_WAITERS = 200, 500
@@ -123,15 +124,15 @@ def locks(
     }
     if snapshot.error is None:
         shown = rows.selected(snapshot.states, search, state, deployment, dag_id, sort, descending=descending)
-        viewer = _viewer(conn_id, user)
+        viewer, totals = _viewer(conn_id, user), Totals.of(snapshot.states)
         now_ms = max((each.now_ms for each in snapshot.states), default=None)
         answer |= {
             "table": snapshots.client(conn_id).table,
             "deployments": rows.deployments(snapshot.states),
             "now": None if now_ms is None else iso(utc(now_ms)),
-            "total": len(snapshot.states),
-            "held": sum(bool(each.record.holders) for each in snapshot.states),
-            "waiting": sum(len(each.waiters) for each in snapshot.states),
+            "total": totals.locks,
+            "held": totals.held,
+            "waiting": totals.waiting,
             "matching": len(shown),
             "rows": [rows.row(each, viewer) for each in shown[offset : offset + limit]],
         }
