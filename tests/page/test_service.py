@@ -39,7 +39,10 @@ ROLES = ("anonymous", "VIEWER", "USER", "OP", "ADMIN")
 class Manager(SimpleAuthManager):
     """Airflow's simple auth manager, which knows one DAG without a database."""
 
+    asked = 0
+
     def get_authorized_dag_ids(self, *, user: Any, method: Any = "GET", session: Any = None) -> set[str]:
+        Manager.asked += 1
         return {"warehouse"} if user.role != "USER" else set()
 
 
@@ -62,6 +65,8 @@ def page(monkeypatch: pytest.MonkeyPatch, audited: list[Any]) -> Iterator[Callab
     service.app.dependency_overrides[_get_session] = lambda: session
 
     def as_user(role: str) -> TestClient:
+        service._dags_of_users.clear()
+
         def user() -> SimpleAuthManagerUser:
             if role == "anonymous":
                 raise HTTPException(401, "Not authenticated")
@@ -194,6 +199,17 @@ def test_an_answer_that_has_not_changed_is_not_sent_again(page: Callable[[str], 
     first = client.get("/locks")
     again = client.get("/locks", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_auth_manager_is_not_asked_for_all_dags_at_each_poll(
+    page: Callable[[str], TestClient], locks: LockClient, key: str
+) -> None:
+    locks.acquire(key)
+    client, asked = page("VIEWER"), Manager.asked
+    for _ in range(5):
+        client.get("/locks")
+        client.get(f"/queue?conn=dynamo_lock_default&key={key}")
+    assert Manager.asked == asked + 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,6 +19,7 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_pool
 from airflow.api_fastapi.logging.decorators import action_logging
+from cachetools import TTLCache
 from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,6 +49,11 @@ _HELP = {
     LockAccessError: "Give the API server's role the reader's policy of docs/permissions.md.",
     LockValueError: "Correct the connection.",
 }
+
+# The page of each user reads every few seconds.
+_DAGS_SECONDS = 30.0
+_dags_of_users: TTLCache[str, frozenset[str]] = TTLCache(maxsize=1000, ttl=_DAGS_SECONDS)
+_dags_lock = threading.Lock()
 
 look = Depends(requires_access_pool("GET"))
 act = Depends(requires_access_pool("PUT"))
@@ -79,7 +86,19 @@ def _own(request_header: Annotated[str | None, Header(alias="X-Dynamo-Lock")] = 
 
 
 def _viewer(conn_id: str, user: Any) -> rows.Viewer:
-    return rows.Viewer(_deployment(conn_id), get_auth_manager().get_authorized_dag_ids(user=user))
+    return rows.Viewer(_deployment(conn_id), _readable_dags(user))
+
+
+def _readable_dags(user: Any) -> frozenset[str]:
+    """The DAGs that a user may read, at most `_DAGS_SECONDS` ago: an auth manager may have to look at all DAGs."""
+    user_id = user.get_id()
+    with _dags_lock:
+        found: frozenset[str] | None = _dags_of_users.get(user_id)
+    if found is None:
+        found = frozenset(get_auth_manager().get_authorized_dag_ids(user=user))
+        with _dags_lock:
+            _dags_of_users[user_id] = found
+    return found
 
 
 @cache
