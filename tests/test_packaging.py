@@ -174,6 +174,15 @@ def test_parsing_a_dag_loads_no_aws_sdk(installed: Python) -> None:
     assert not loaded.intersection(AWS_SDKS)
 
 
+def test_only_the_api_server_loads_the_page_and_fastapi() -> None:
+    """The DAG processor, the scheduler, triggerers and workers load these modules."""
+    ours = [f"airflow_dynamo_lock.airflow.{name}" for name in ("plugin", "triggers", "guard", "metrics")]
+    airflows = "import airflow.sdk, airflow.triggers.base"
+    loaded = HERE.modules_after(f"{airflows}\n{BUILD_A_DAG}\nimport {', '.join(ours)}")
+    assert "airflow_dynamo_lock" in loaded
+    assert "fastapi" not in loaded - HERE.modules_after(airflows)
+
+
 @pytest.mark.parametrize("name", ["LockClient", "AsyncLockClient"])
 def test_a_client_loads_no_airflow(name: str) -> None:
     loaded = HERE.modules_after(f"from airflow_dynamo_lock import {name}")
