@@ -25,6 +25,7 @@ AIRFLOW_TESTS = (
     "tests/airflow/test_group.py",
     "tests/airflow/test_releases.py",
     "tests/airflow/test_triggerers.py",
+    "tests/airflow/test_telemetry.py",
     "tests/test_demo.py",
     "tests/layer",
     "tests/cli/test_airflow.py",
