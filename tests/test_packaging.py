@@ -183,6 +183,12 @@ def test_only_the_api_server_loads_the_page_and_fastapi() -> None:
     assert "fastapi" not in loaded - HERE.modules_after(airflows)
 
 
+def test_the_api_server_can_load_the_page() -> None:
+    """Airflow 3.0 shows no page, but serves its metrics."""
+    server = Python(Path(sys.executable), {**os.environ, "_AIRFLOW_PROCESS_CONTEXT": "server"})
+    assert "fastapi" in server.modules_after("import airflow_dynamo_lock.airflow.page.service")
+
+
 @pytest.mark.parametrize("name", ["LockClient", "AsyncLockClient"])
 def test_a_client_loads_no_airflow(name: str) -> None:
     loaded = HERE.modules_after(f"from airflow_dynamo_lock import {name}")

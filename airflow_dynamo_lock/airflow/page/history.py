@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
-from sqlalchemy import Select, and_, or_, select, tuple_
+from sqlalchemy import and_, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from airflow_dynamo_lock.airflow.last_task import RELEASED_KEY
@@ -25,6 +25,9 @@ from airflow_dynamo_lock.core.model.errors import LockError
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.core.model.text import iso, utc
+
+if TYPE_CHECKING:
+    from sqlalchemy import Select
 
 SHOWN = timedelta(hours=1)
 # Runs that began earlier are known only if they still run, and no more than so many tasks are read.

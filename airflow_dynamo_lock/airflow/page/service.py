@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,7 +19,6 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_pool
 from airflow.api_fastapi.logging.decorators import action_logging
-from cachetools import TTLCache
 from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -52,8 +51,8 @@ _HELP = {
 
 # The page of each user reads every few seconds.
 _DAGS_SECONDS = 30.0
-_dags_of_users: TTLCache[str, frozenset[str]] = TTLCache(maxsize=1000, ttl=_DAGS_SECONDS)
-_dags_lock = threading.Lock()
+# Id of a user → when that was asked, in monotonic seconds, and the DAGs that the user may read.
+_dags_of_users: dict[str, tuple[float, frozenset[str]]] = {}
 
 look = Depends(requires_access_pool("GET"))
 act = Depends(requires_access_pool("PUT"))
@@ -91,13 +90,14 @@ def _viewer(conn_id: str, user: Any) -> rows.Viewer:
 
 def _readable_dags(user: Any) -> frozenset[str]:
     """The DAGs that a user may read, at most `_DAGS_SECONDS` ago: an auth manager may have to look at all DAGs."""
-    user_id = user.get_id()
-    with _dags_lock:
-        found: frozenset[str] | None = _dags_of_users.get(user_id)
-    if found is None:
+    now, user_id = time.monotonic(), user.get_id()
+    asked_at, found = _dags_of_users.get(user_id, (-_DAGS_SECONDS, frozenset()))
+    if now - asked_at >= _DAGS_SECONDS:
         found = frozenset(get_auth_manager().get_authorized_dag_ids(user=user))
-        with _dags_lock:
-            _dags_of_users[user_id] = found
+        for other, (at, _) in list(_dags_of_users.items()):
+            if now - at >= _DAGS_SECONDS:
+                _dags_of_users.pop(other, None)
+        _dags_of_users[user_id] = now, found
     return found
 
 
