@@ -5,7 +5,6 @@ Each test provokes an event, and waits until its metric arrives from the kind of
 
 from __future__ import annotations
 
-import functools
 import re
 import signal
 import socket
@@ -192,19 +191,13 @@ def test_a_waiter_that_a_person_removes(telemetry: Telemetry, key: str) -> None:
 
 
 @on("statsd", "otel")
-def test_the_api_server_reports_a_broken_lease_and_its_task_and_trigger_the_loss(
-    telemetry: Telemetry, key: str
-) -> None:
+def test_the_api_server_reports_a_broken_lease_and_its_task_the_loss(telemetry: Telemetry, key: str) -> None:
     since, testbed = telemetry.now(), telemetry.testbed
     run_id = testbed.start("guarded", key)
     use = testbed.wait_inside(key, run_id)
-    # Where a worker defers the heartbeat task, its trigger starts later than the guarded task.
-    testbed.airflow.wait_for_task("guarded", run_id, "lock.heartbeat", {"deferred"})
-    log = functools.partial(testbed.airflow.task_log, "guarded", run_id, "lock.heartbeat")
-    wait_until(lambda: re.search(r"trigger .* starting", log()), "the heartbeat trigger has started", ARRIVES)
     testbed.airflow.act_on_lock("break", key=key, lease_id=use.lease_id, reason="a drill")
     telemetry.wait_for(API_SERVER, "broken", since=since)
-    telemetry.wait_for(TRIGGER, "lost", since=since)
+    # The heartbeat trigger may see that the lease is gone before a heartbeat fails, and cannot know that it was lost.
     telemetry.wait_for(TASK, "lost", since=since)
     assert testbed.airflow.wait("guarded", run_id).state == "failed"
 
