@@ -6,6 +6,7 @@ A real API server answers on 127.0.0.1. A proxy between it and the engine counts
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import threading
 import time
@@ -17,13 +18,14 @@ from typing import Any
 import httpx
 
 from airflow_dynamo_lock import LockClient
+from bench.contestants import ENVIRONMENT
 from bench.measure.spread import spread
-from bench.meter import Meter
+from bench.meter import Meter, engine_client
 from deployments.airflow_client import AirflowClient
 from deployments.clients import AsyncClientInThread
-from deployments.engines import Engine, MotoServer
+from deployments.engines import MotoServer
 from proof.airflow.auth_managers import SimpleAuthDeployment
-from proof.airflow.testbed import TABLE, table_environment
+from proof.airflow.testbed import TABLE, connection, table_environment
 
 LOCKS = (10, 1_000, 10_000)
 #: Waiters in the queue of one of the locks.
@@ -37,17 +39,22 @@ _BATCH = 25
 
 def measure() -> dict[str, Any]:
     """Measure the answers with each number of locks, and then the reads of one open page and of many."""
+    os.environ.update(ENVIRONMENT)  # for the waiters
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         MotoServer() as engine,
         Meter(engine.endpoint_url) as meter,
     ):
-        locks = LockClient(engine.client(), table=TABLE, owner="the benchmark")
+        aws = engine_client(engine.endpoint_url)
+        locks = LockClient(aws, table=TABLE, owner="the benchmark")
         locks.create_table()
-        env = table_environment("north", engine) | {"AWS_ENDPOINT_URL_DYNAMODB": meter.endpoint_url}
+        env = table_environment("north", engine) | {
+            "AWS_ENDPOINT_URL_DYNAMODB": meter.endpoint_url,
+            "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": connection("north", region_name=aws.meta.region_name),
+        }
         with (
             SimpleAuthDeployment("north", Path(folder) / "north", env=env) as airflow,
-            _queue(engine, locks),
+            _queue(engine.endpoint_url, locks),
             httpx.Client(
                 base_url=airflow.url,
                 timeout=300.0,
@@ -57,7 +64,7 @@ def measure() -> dict[str, Any]:
         ):
             cases = []
             for number in LOCKS:
-                _fill(engine, locks, number)
+                _fill(aws, locks, number)
                 cases.append({"locks": number, **_answers(browser, meter)})
                 if number == LOCKS[1]:
                     pages = [_open(airflow, meter, each) for each in PAGES]
@@ -65,29 +72,33 @@ def measure() -> dict[str, Any]:
 
 
 @contextmanager
-def _queue(engine: Engine, locks: LockClient) -> Iterator[None]:
+def _queue(endpoint_url: str, locks: LockClient) -> Iterator[None]:
     """A lock that is held, and for which many wait."""
     lease = locks.acquire("queue", lease=3600)
-    with AsyncClientInThread(engine.endpoint_url, table=TABLE, owner="a waiter") as client:
-        for _ in range(QUEUE):
+    with AsyncClientInThread(endpoint_url, table=TABLE, owner="a waiter") as client:
+        waiters = [
             asyncio.run_coroutine_threadsafe(client.client.acquire("queue"), client.loop)
+            for _ in range(QUEUE)
+        ]
         while len(locks.waiters("queue")) < QUEUE:
+            assert not any(each.done() for each in waiters), "a waiter has failed"
             time.sleep(0.5)
         yield
+        for each in waiters:
+            each.cancel()
     locks.release(lease)
 
 
-def _fill(engine: Engine, locks: LockClient, number: int) -> None:
+def _fill(aws: Any, locks: LockClient, number: int) -> None:
     """Fill the table, so that it has that many locks with the one that has the queue. All of them are held."""
     locks.acquire("0", lease=3600, reentrant=True)
-    client = engine.client()
-    pages = client.get_paginator("scan").paginate(TableName=TABLE)
+    pages = aws.get_paginator("scan").paginate(TableName=TABLE)
     items = [item for page in pages for item in page["Items"]]
     (copied,) = (item for item in items if {"S": "0"} in item.values() and "holders" in str(item))
     (key,) = (name for name, value in copied.items() if value == {"S": "0"})
     puts = [{"PutRequest": {"Item": {**copied, key: {"S": str(at)}}}} for at in range(1, number - 1)]
     for at in range(0, len(puts), _BATCH):
-        client.batch_write_item(RequestItems={TABLE: puts[at : at + _BATCH]})
+        aws.batch_write_item(RequestItems={TABLE: puts[at : at + _BATCH]})
 
 
 def _answers(browser: httpx.Client, meter: Meter) -> dict[str, Any]:
