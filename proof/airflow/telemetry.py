@@ -17,8 +17,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from typing import Any
 
+import airflow
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+#: Whether Airflow exports spans that OpenTelemetry's own functions begin, and takes its settings from the variables of
+#: OpenTelemetry.
+HAS_OPENTELEMETRY = tuple(map(int, airflow.__version__.split(".")[:2])) >= (3, 2)
 
 TASK, TRIGGER, API_SERVER = "scheduler", "triggerer", "api-server"
 _PREFIX = "dynamo_lock."
