@@ -357,6 +357,7 @@ TI = SimpleNamespace(
     map_index=-1,
     try_number=1,
     dag_version_id="v",
+    xcom_push=lambda **_: None,
 )
 
 
