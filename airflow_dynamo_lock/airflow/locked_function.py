@@ -68,7 +68,7 @@ class DynamoLockOperator(Acquires, PythonOperator):
         try:
             show_leases(context, guard.leases)
             leases = [each.as_dict() for each in guard.leases]
-            context["ti"].xcom_push(key=lock_options.LEASES_KEY, value=leases)
+            self._show(context, lock_options.LEASES_KEY, leases)
             first = held.leases[0]
             since = first.acquired_at_ms / 1000
 

@@ -143,7 +143,7 @@ class Acquires(BaseOperator):
         options = lock_options.claim_options(context["ti"], hook.settings, wanted)
         client = hook.get_conn()
         if url := record_url(hook.settings, client.region_name, wanted.keys[0]):
-            context["ti"].xcom_push(key=LINK_KEY, value=url)
+            self._show(context, LINK_KEY, url)
         started = time.time()
         if not self.deferrable or runs_in_dag_test():
             held_outside = nesting.held_in_task(context["ti"], self)
@@ -158,6 +158,13 @@ class Acquires(BaseOperator):
         if held is None:
             self._wait_in_triggerer(None if wanted.timeout is None else started + wanted.timeout)
         return client, held
+
+    def _show(self, context: Context, key: str, value: Any) -> None:
+        """Store something that only the web interface shows. A failure is logged, and the task goes on."""
+        try:
+            context["ti"].xcom_push(key=key, value=value)
+        except Exception as failure:
+            self.log.warning("Could not store %s for the web interface: %s", key, failure)
 
     def _wait_in_triggerer(self, deadline: float | None) -> NoReturn:
         from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger

@@ -17,6 +17,7 @@ from airflow_dynamo_lock import (
     LockClient,
     LockUnavailableError,
 )
+from airflow_dynamo_lock.airflow.lock_options import LEASES_KEY
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger
 from airflow_dynamo_lock.airflow.versions import TaskDeferred
 
@@ -57,6 +58,22 @@ def test_it_works_under_the_lease_that_the_trigger_took_and_releases_it(locks: L
     record = locks.get("taken")
     assert record
     assert not record.holders
+
+
+def test_its_leases_are_stored_for_the_locks_page_and_it_works_without_that(locks: LockClient) -> None:
+    stored: dict[str, Any] = {}
+    told = context()
+    told["ti"].xcom_push = lambda key, value: stored.update({key: value})
+    assert operator("stored", lambda: 5).execute(told) == 5
+    (lease,) = stored[LEASES_KEY]
+    assert lease["key"] == "stored"
+
+    def fail(**_: Any) -> None:
+        raise ConnectionError("Airflow does not answer")
+
+    told = context()
+    told["ti"].xcom_push = fail
+    assert operator("stored", lambda: 6).execute(told) == 6
 
 
 def test_it_releases_the_lock_when_the_callable_fails(locks: LockClient) -> None:
