@@ -106,6 +106,9 @@ def test_a_lock_shows_its_holder_and_its_queue_with_links_to_the_runs_of_this_de
     page = visit().open()
     row(page, watched.key).get_by_role("button", name=watched.key).click()
     region = details(page, watched.key)
+    record = watched.testbed.locks.get(watched.key)
+    assert record is not None
+    expect(region).to_contain_text(f"The last grant has the fencing token {record.token}.")
     expect(region).to_contain_text(f"south/guarded/{watched.waiter}/lock.acquire")
     expect(region.get_by_role("table", name="Queue").get_by_role("link")).to_have_count(0)
     region.get_by_role("table", name="Holders").get_by_role("link", name=watched.holder).click()

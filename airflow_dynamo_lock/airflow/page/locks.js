@@ -211,7 +211,7 @@ function Details({ conn, lockKey, mayAct, onAct, onClose }) {
     error ? h("p", { className: "message", role: "alert" }, error) : null,
     row && row.loss ? h("p", null, `The last lost lease was that of ${row.loss.owner}: ${row.loss.text}.`) : null,
     row ? h("div", { className: "scroll" }, h("table", null,
-      h("caption", null, row.holders.length ? "Holders" : "No holder."),
+      h("caption", null, row.holders.length ? "Holders." : "No holder.", row.token ? ` The last grant has the fencing token ${row.token}.` : ""),
       row.holders.length ? h("thead", null, h("tr", null, ["Holder", "Since", "Last heartbeat", "Inside", "Actions"].map((title) => h("th", { key: title, scope: "col" }, title)))) : null,
       h("tbody", null, row.holders.map((each) => h("tr", { key: each.lease_id },
         h("td", null, h("ul", null, h(Holder, { holder: each }))),
