@@ -225,6 +225,7 @@ def _context(ti: Any, report: Report) -> Context:
     context: Any = {
         "ti": ti,
         "task_instance": ti,
+        "dag": None,  # Airflow 3.0 asks for it
         "dag_id": ti.dag_id,
         "run_id": ti.run_id,
         "lock_alert": asdict(report),

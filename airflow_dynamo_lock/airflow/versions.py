@@ -127,7 +127,7 @@ def notifies_async(notifier: Any) -> bool:
     from airflow.sdk import BaseNotifier
 
     own, inherited = (getattr(kind, "async_notify", None) for kind in (type(notifier), BaseNotifier))
-    return own is not None and own is not inherited
+    return inherited is not None and own is not inherited
 
 
 async def in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
