@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.airflow import lock_options
+from airflow_dynamo_lock.airflow.trigger_base import in_background
 from airflow_dynamo_lock.airflow.versions import XCom, in_thread, notifies_async
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.errors import LockValueError
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.versions import Context
     from airflow_dynamo_lock.core.model.lease import Lease
     from airflow_dynamo_lock.core.model.record import LockRecord
-
-# An event loop keeps no references to its tasks.
-_being_sent: set[asyncio.Future[None]] = set()
 
 
 @dataclass(frozen=True)
@@ -201,11 +199,8 @@ async def _watch(
         await asyncio.sleep(remaining)
         if (said := await report()) is None:
             return
-        sending = asyncio.ensure_future(_send(alert.create_notifier(), _context(ti, said)))
-        _being_sent.add(sending)
-        sending.add_done_callback(_being_sent.discard)
         # If the wait ends now, the message that is being sent is still sent.
-        await asyncio.shield(sending)
+        await asyncio.shield(in_background(_send(alert.create_notifier(), _context(ti, said))))
         log.info("Sent the alert %s: %s", name, said.text)
         await in_thread(XCom.set, value=ti.try_number, **sent)
     except Exception as failure:

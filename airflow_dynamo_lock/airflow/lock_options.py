@@ -138,15 +138,20 @@ def claim_options(ti: Any, settings: LockSettings, wanted: Wanted) -> ClaimOptio
         "owner": f"{settings.deployment}/{where}",
         # The id of the DAG version tells apart deployments that have the same name.
         "attempt_of": f"{getattr(ti, 'dag_version_id', None)}/{where}",
-        "about": {
-            "deployment": settings.deployment,
-            "dag_id": ti.dag_id,
-            "run_id": ti.run_id,
-            "task_id": ti.task_id,
-            "map_index": str(ti.map_index),
-            "try_number": str(ti.try_number),
-        },
+        "about": about(ti, settings.deployment),
         **asdict(wanted.spec),  # type: ignore[typeddict-item]
+    }
+
+
+def about(ti: Any, deployment: str) -> dict[str, str]:
+    """What a record says of a task instance that waits for a lock or holds it. The Locks page makes links of it."""
+    return {
+        "deployment": deployment,
+        "dag_id": ti.dag_id,
+        "run_id": ti.run_id,
+        "task_id": ti.task_id,
+        "map_index": str(ti.map_index),
+        "try_number": str(ti.try_number),
     }
 
 

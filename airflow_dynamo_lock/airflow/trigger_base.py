@@ -11,7 +11,7 @@ Airflow may run a trigger twice at the same time, restart it, or cancel it at an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -21,6 +21,17 @@ from airflow_dynamo_lock.airflow import task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.time_line import TimeLine
 from airflow_dynamo_lock.core.model.errors import LockError
+
+# An event loop keeps no references to its tasks.
+_in_background: set[asyncio.Future[Any]] = set()
+
+
+def in_background(work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+    """Start work that goes on also if the trigger that has started it ends."""
+    started = asyncio.ensure_future(work)
+    _in_background.add(started)
+    started.add_done_callback(_in_background.discard)
+    return started
 
 
 class LockTrigger(BaseTrigger):

@@ -13,7 +13,7 @@ from airflow_dynamo_lock.airflow import alerts, lock_options, metrics, nesting, 
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
 from airflow_dynamo_lock.airflow.links import LINK_KEY, record_url
-from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
+from airflow_dynamo_lock.airflow.trigger_base import LockTrigger, in_background
 from airflow_dynamo_lock.airflow.versions import XCom, in_thread
 from airflow_dynamo_lock.core.model.errors import LockError, LockTimeoutError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # Longest time in seconds from a release until the heartbeat task detects it, while DynamoDB can be reached.
 _RELEASE_DETECTION_SECONDS = 5.0
-# An event loop keeps no references to its tasks.
-_links_being_stored: set[asyncio.Future[None]] = set()
 
 
 class DynamoLockAcquireTrigger(LockTrigger):
@@ -117,9 +115,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         was no wait, after all else, because the event need not wait for it.
         """
         if self._link is not None:
-            storing = asyncio.ensure_future(self._store(self._link))
-            _links_being_stored.add(storing)
-            storing.add_done_callback(_links_being_stored.discard)
+            in_background(self._store(self._link))
             self._link = None
 
     async def _store(self, link: str) -> None:

@@ -19,7 +19,7 @@ class Totals:
     :ivar held_ms: how long the lock that has been held for longest has been held; 0 if none is held.
     :ivar waited_ms: how long the waiter that has waited for longest has waited; 0 if there is none.
     :ivar silent_ms: age of the oldest last heartbeat of a holder; 0 if there is none.
-    :ivar last_loss_at_ms: when a lease was last lost, epoch milliseconds; None if no record tells of one.
+    :ivar last_loss_at_ms: when a lease was last lost, epoch milliseconds; None if no record has a loss.
     """
 
     locks: int

@@ -138,10 +138,10 @@ def test_a_long_wait_and_a_long_hold_are_told_once_each(
 ) -> None:
     lease = testbed.locks.acquire(key, owner="the test", lease=300)
     run_id = testbed.start(dag_id, key)
-    wait_until(lambda: testbed.alerts(run_id) or None, "the long wait is told", 180)
+    wait_until(lambda: testbed.alerts(run_id) or None, "the alert for the long wait is sent", 180)
     testbed.locks.release(lease)
     testbed.wait_inside(key, run_id)
-    wait_until(lambda: len(testbed.alerts(run_id)) > 1 or None, "the long hold is told", 180)
+    wait_until(lambda: len(testbed.alerts(run_id)) > 1 or None, "the alert for the long hold is sent", 180)
     testbed.end_task(run_id, "finish", "locked" if waits == "locked" else "lock.work")
     testbed.assert_green(dag_id, run_id)
 

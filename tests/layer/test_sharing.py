@@ -17,7 +17,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import ErrorResponse, GetConnection
 
 from airflow_dynamo_lock import DynamoLockHook, LockAccessError, LockClient, LockValueError
-from airflow_dynamo_lock.airflow import hooks, sharing, triggers
+from airflow_dynamo_lock.airflow import hooks, sharing, trigger_base
 from airflow_dynamo_lock.airflow.links import LINK_KEY
 from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockReleaseTrigger
@@ -106,7 +106,7 @@ async def run(trigger: LockTrigger) -> list[str]:
         dag_version_id="v",
     )
     events = [type(event).__name__ async for event in trigger.run()]
-    await asyncio.gather(*triggers._links_being_stored)
+    await asyncio.gather(*trigger_base._in_background)
     return events
 
 

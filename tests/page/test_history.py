@@ -44,7 +44,7 @@ class Task:
         lease = replace(
             a_lease(lease_id), key="k", owner=f"north/{lease_id}", acquired_at_ms=NOW - round(held * MIN)
         )
-        identity: Any = {"dag_id": dag_id, "run_id": lease_id, "map_index": -1}
+        identity: Any = {"dag_id": dag_id, "run_id": lease_id, "map_index": -1, "try_number": 1}
         is_function = function_ended is not None
         self.ti = SimpleNamespace(
             task_id="lock.acquire",

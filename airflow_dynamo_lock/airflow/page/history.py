@@ -1,7 +1,7 @@
 """The last hour of a lock: who waited for it and who held it, and when.
 
-The record tells who holds the lock or waits for it now, in any deployment. Of those that have ended, only the runs of
-this deployment are known, by the results of their tasks: of a task that was tried again, its last try.
+The record has the present holders and waiters of all deployments. Of earlier ones, only the runs of this deployment
+are known, by the results of their tasks: of a task that was tried again, its last try.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy import and_, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from airflow_dynamo_lock.airflow.last_task import RELEASED_KEY
-from airflow_dynamo_lock.airflow.lock_options import LEASES_KEY
+from airflow_dynamo_lock.airflow.lock_options import LEASES_KEY, about
 from airflow_dynamo_lock.airflow.page.rows import Viewer
 from airflow_dynamo_lock.core.model.errors import LockError
 from airflow_dynamo_lock.core.model.lease import Lease
@@ -99,17 +99,11 @@ def _of_runs(session: Session, key: str, viewer: Viewer, now: datetime) -> Itera
     runs = {(ti.dag_id, ti.run_id) for _, ti, _ in found}
     releases = _releases(session, runs) if runs else {}
     for lease, ti, result_key in found:
-        about = {
-            "deployment": viewer.deployment,
-            "dag_id": ti.dag_id,
-            "run_id": ti.run_id,
-            "task_id": ti.task_id,
-            "map_index": str(ti.map_index),
-        }
+        link = viewer.link(about(ti, viewer.deployment))
         ended = ti.end_date if result_key == LEASES_KEY else releases.get(_group(ti))
         yield (
             lease.lease_id,
-            Turn(lease.owner, viewer.link(about), ti.start_date, lease.acquired_at, ended, has_ended=True),
+            Turn(lease.owner, link, ti.start_date, lease.acquired_at, ended, has_ended=True),
         )
 
 

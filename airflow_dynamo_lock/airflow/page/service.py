@@ -39,7 +39,6 @@ from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.core.model.text import iso, utc
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 from airflow_dynamo_lock.monitoring import openmetrics
-from airflow_dynamo_lock.monitoring.totals import Totals
 
 # Maximum number of rows, and of waiters, in one answer.
 _MAX_ROWS, _MAX_WAITERS = 200, 500
@@ -143,7 +142,7 @@ def locks(
     }
     if snapshot.error is None:
         shown = rows.selected(snapshot.states, search, state, deployment, dag_id, sort, descending=descending)
-        viewer, totals = _viewer(conn_id, user), Totals.of(snapshot.states)
+        viewer, totals = _viewer(conn_id, user), snapshot.totals
         now_ms = max((each.now_ms for each in snapshot.states), default=None)
         answer |= {
             "table": snapshots.client(conn_id).table,

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from airflow_dynamo_lock.client.sync_client import LockClient
 from airflow_dynamo_lock.core.model.errors import LockError, LockRecordError
 from airflow_dynamo_lock.core.model.state import LockState
+from airflow_dynamo_lock.monitoring.totals import Totals
 
 # A look is shown for this many seconds, and for this many times as long as it took: the larger a table, the less often
 # it is read.
@@ -30,6 +32,11 @@ class Snapshot:
     damaged: tuple[str, ...] = ()
     error: LockError | None = None
     fresh_seconds: float = _FRESH_SECONDS
+
+    @cached_property
+    def totals(self) -> Totals:
+        """What the locks add up to. All who have the page open share it, as they share the look."""
+        return Totals.of(self.states)
 
 
 class Snapshots:

@@ -1,4 +1,4 @@
-"""A notifier that appends what it is told to a file of the test. Triggers import it from the path of the deployment."""
+"""A notifier that appends alerts to a file of the test. The deployment has its folder on the Python path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow.sdk import BaseNotifier
 
 
 class AlertFile(BaseNotifier):
-    """Appends a line of JSON to ``alerts.jsonl``.
+    """Appends each alert to ``alerts.jsonl``, as a line of JSON.
 
     :param kind: what kind of alert it is.
     :param text: what it says.
