@@ -939,6 +939,14 @@ MUTATIONS = {
         _edited(Poller._notify, ("if waiter.wants.lease_id in record.removals:", "if False:")),
         test="tests/core/test_poller.py::test_a_waiter_that_was_removed_is_woken_although_the_lock_is_taken",
     ),
+    "cancelled-waiter-stays": Mutation(
+        "queue: a waiter that is cancelled leaves the queue before it ends",
+        _edited(
+            acquire.Acquiring.acquire_all,
+            ("not isinstance(failure, (Exception, GeneratorExit))", "isinstance(failure, KeyboardInterrupt)"),
+        ),
+        test="tests/core/test_queue.py::test_a_waiter_that_is_interrupted_leaves_the_queue_before_it_ends",
+    ),
     "newer-version-overwritten": Mutation(
         "R13: a record of a newer format version is not written to",
         _patched(

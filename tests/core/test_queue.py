@@ -311,7 +311,7 @@ def test_a_place_that_may_still_be_taken_late_is_cleared_away_for_as_long(world:
     world.faults.append(fate)
     until_waiting(one)
     with pytest.raises(CancelledError):
-        one.interrupt(CancelledError())
+        one.interrupt(CancelledError()).finish()
     tending = first.start(first.presence.maintain())
     while world.now < 10.0:
         tending.step()
@@ -374,13 +374,30 @@ def test_a_process_that_was_stalled_does_not_take_a_waiter_from_the_one_that_goe
     assert entry.process == next_one.queue.own.process
 
 
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, CancelledError])
+def test_a_waiter_that_is_interrupted_leaves_the_queue_before_it_ends(
+    world: World, interruption: type[BaseException]
+) -> None:
+    holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
+    holder.take()
+    one, two = waiting(first), waiting(second)
+
+    with pytest.raises(interruption):
+        one.interrupt(interruption()).finish()
+
+    assert owners(world) == ["second"]
+    assert not first.queue
+    holder.release()
+    assert woken(two) is not None
+
+
 def test_a_line_that_cannot_be_left_is_left_to_others_some_day(world: World) -> None:
     holder, first = Host(world, "holder"), Host(world, "first")
     holder.take(lease_ms=3_600_000)
     one = waiting(first)
-    with pytest.raises(CancelledError):
-        one.interrupt(CancelledError())
     world.faults.extend([UNSENT] * 10_000)
+    with pytest.raises(CancelledError):
+        one.interrupt(CancelledError()).finish()
 
     first.start(first.presence.maintain()).finish()
 

@@ -79,6 +79,9 @@ class AsyncLeases(AsyncRuntime):
     ) -> Lease | LeaseSet:
         """Wait until the lock is free or its holder is dead, and acquire it. Waiters are granted in arrival order.
 
+        If the call is interrupted or cancelled, it leaves the queue before it ends, for which it takes 3 s at most.
+        With a `lease_id`, it leaves the queue in the background, because another process may go on waiting for it.
+
         :param key: the lock; or a list of up to 100 locks, acquired together, all or none. A waiter for several locks
             queues for each of them, and the waiters behind it in one queue wait until it has them all.
         :param timeout: seconds to wait at most; 0 tries once, None waits without end.

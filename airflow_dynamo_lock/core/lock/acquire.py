@@ -159,8 +159,8 @@ class Acquiring:
                 )
                 now = (yield wants) if nested is None else (yield from nested.wait(wants, now))
         except BaseException as failure:
-            # Ctrl-C leaves time to dequeue; cancellation or an outage may not.
-            interrupted = undo and isinstance(failure, (KeyboardInterrupt, SystemExit))
+            # An interrupt or a cancellation leaves time to dequeue; an outage may not.
+            interrupted = undo and not isinstance(failure, (Exception, GeneratorExit))
             gave_up = interrupted or isinstance(failure, _ENDS_THE_WAIT)
             if nested is not None and gave_up:
                 yield from nested.end()
