@@ -6,7 +6,7 @@ not import an AWS SDK, and a script that imports `LockClient` does not import Ai
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -65,6 +65,8 @@ _MODULES = {
 __all__ = sorted(_MODULES)
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from airflow_dynamo_lock.airflow.alerts import LockAlert as LockAlert
     from airflow_dynamo_lock.airflow.hooks import DynamoLockHook as DynamoLockHook
     from airflow_dynamo_lock.airflow.hooks import LockSettings as LockSettings
@@ -116,11 +118,32 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.events import unsubscribe as unsubscribe
 
 
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Carry out ``%load_ext airflow_dynamo_lock``, which adds ``%%dynamo_lock`` to a notebook."""
+    from airflow_dynamo_lock.notebook.magics import DynamoLockMagics
+
+    DynamoLockMagics(shell).load()
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Carry out ``%unload_ext airflow_dynamo_lock``."""
+    from airflow_dynamo_lock.notebook.magics import DynamoLockMagics
+
+    for each in [each for each in shell.configurables if isinstance(each, DynamoLockMagics)]:
+        each.unload()
+
+
 def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as missing:
+        without_airflow = missing.name == f"{__name__}.airflow" or importlib.util.find_spec("airflow") is None
+        if module.startswith("airflow.") and without_airflow:
+            raise ImportError(f"{name} needs Airflow: install the package airflow-dynamo-lock.") from None
+        raise
 
 
 def __dir__() -> list[str]:

@@ -27,6 +27,7 @@ from airflow_dynamo_lock.airflow.versions import (
     runs_in_dag_test,
     task_runner_frame,
 )
+from airflow_dynamo_lock.client import held
 from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
@@ -115,6 +116,17 @@ class Guard:
             self.leave()
             raise
 
+    def show_leases(self, context: Any) -> None:
+        """Put the entered leases into the task's context, and into the environment of its child processes.
+
+        :param context: the context. ``dynamo_lock`` becomes the first of the leases; ``dynamo_locks`` has all
+            leases by key, with those of the outer groups.
+        """
+        own = {lease.key: lease for lease in self.leases}
+        context["dynamo_locks"] = {**context.get("dynamo_locks", {}), **own}
+        context["dynamo_lock"] = self.leases[0]
+        os.environ[held.VARIABLE] = held.with_leases(self._client, self.leases)
+
     def release_on_exit(self) -> None:
         """Let `leave` release the leases: no process may enter them any more."""
         self._releases = True
@@ -133,6 +145,7 @@ class Guard:
             self._has_left = True
         atexit.unregister(self.leave)
         _active_guards.remove(self)
+        held.forget(self._held)
         for heartbeats in self._heartbeats:
             heartbeats.stop()
         entered = {lease.key: lease for lease in self.leases}
@@ -318,17 +331,6 @@ class EnterLease:
         conn_id = ti.task.render_template(self.dynamo_lock_conn_id, context)
         guard = Guard(DynamoLockHook(conn_id).get_conn(), held, ti.task, self.acquire_task_id)
         guard.enter()
-        show_leases(context, guard.leases)
+        guard.show_leases(context)
         if self.then is not None:
             self.then(context)
-
-
-def show_leases(context: Any, held: list[Lease]) -> None:
-    """Put the leases into the task's context.
-
-    :param context: the context. ``dynamo_lock`` becomes the first of the leases; ``dynamo_locks`` has all
-        leases by key, with those of the outer groups.
-    :param held: the leases of the innermost group.
-    """
-    context["dynamo_locks"] = {**context.get("dynamo_locks", {}), **{lease.key: lease for lease in held}}
-    context["dynamo_lock"] = held[0]

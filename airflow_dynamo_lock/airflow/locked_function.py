@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.python import PythonOperator
 
 from airflow_dynamo_lock.airflow import alerts, lock_options
-from airflow_dynamo_lock.airflow.guard import Guard, show_leases
+from airflow_dynamo_lock.airflow.guard import Guard
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.operators import Acquires
 from airflow_dynamo_lock.airflow.versions import as_execute
@@ -66,7 +66,7 @@ class DynamoLockOperator(Acquires, PythonOperator):
             self._wait_in_triggerer(None if timeout is None else time.time() + timeout)
         self._guard = guard
         try:
-            show_leases(context, guard.leases)
+            guard.show_leases(context)
             leases = [each.as_dict() for each in guard.leases]
             self._show(context, lock_options.LEASES_KEY, leases)
             first = held.leases[0]

@@ -123,7 +123,7 @@ def get_provider_info() -> dict[str, Any]:
                 },
             }
         ],
-        "cli": ["airflow_dynamo_lock.cli.airflow.commands"],
+        "cli": ["airflow_dynamo_lock.airflow.commands.commands"],
         "config": {
             "dynamo_lock": {
                 "description": "Settings for locks, used if there is no connection dynamo_lock_default, and of "

@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from airflow_dynamo_lock.cli import show
-from airflow_dynamo_lock.cli.held import held
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
+from airflow_dynamo_lock.client.held import held_around
 from airflow_dynamo_lock.core.model.arguments import seconds
 from airflow_dynamo_lock.core.model.errors import (
     LockError,
@@ -29,7 +29,8 @@ from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 from airflow_dynamo_lock.core.model.text import readable
 
-_CLAIM = ("slots", "capacity", "mode", "fair", "priority", "owner")
+#: Names of the options of a claim.
+CLAIM = ("slots", "capacity", "mode", "fair", "priority", "owner")
 
 
 def claiming(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,9 +42,14 @@ def claiming(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def called(where: Settings, **options: Any) -> Any:
-        claim = {name: options.pop(name) for name in _CLAIM}
+        claim = {name: options.pop(name) for name in CLAIM}
         return command(where, claim=claim, **options)
 
+    return claim_options(called)
+
+
+def claim_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a claim, whose names are `CLAIM`."""
     for option in (
         click.option("--owner", help="Name of the holder, for people to read.  [default: host:pid]"),
         click.option(
@@ -61,8 +67,17 @@ def claiming(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--capacity", default=1, show_default=True, help="Number of slots that the lock has."),
         click.option("--slots", default=1, show_default=True, help="Number of slots to acquire."),
     ):
-        called = option(called)
-    return called
+        command = option(command)
+    return command
+
+
+def this_user() -> str:
+    """The user of this command and its host, for the record."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 @click.command()
@@ -99,7 +114,7 @@ def acquire(
         key,
         timeout=0 if no_wait else wait_time,
         on_position=print_position,
-        holding=held(where),
+        holding=held_around(locks),
         data=_json_object("data", data),
         **claim,
     )
@@ -276,7 +291,7 @@ def break_(where: Settings, key: str, lease_id: str | None, reason: str | None, 
             f"The lock {key!r} is held by {holder.describe(record.read_at_ms)} (lease {lease_id}).", err=True
         )
         _confirm("Break it?", "Not broken.")
-    locks.break_lock(key, lease_id, by=_who(), reason=reason)
+    locks.break_lock(key, lease_id, by=this_user(), reason=reason)
 
 
 @click.command("remove-waiter")
@@ -296,7 +311,7 @@ def remove_waiter(where: Settings, key: str, lease_id: str, reason: str | None, 
             if waiter.lease_id == lease_id:
                 click.echo(f"{readable(waiter.owner)} waits since {show.since(waiter.since)}.", err=True)
                 _confirm("Remove it from the queue?", "Not removed.")
-    locks.remove_waiter(key, lease_id, by=_who(), reason=reason)
+    locks.remove_waiter(key, lease_id, by=this_user(), reason=reason)
 
 
 @click.command()
@@ -316,15 +331,6 @@ def capacity(where: Settings, key: str, number: int | None, unset: bool) -> None
 
 
 COMMANDS = (acquire, renew, release, get, list_, watch, waiters, remove_waiter, break_, capacity)
-
-
-def _who() -> str:
-    """The user of this command and its host, for the record."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def _confirm(question: str, refused: str) -> None:

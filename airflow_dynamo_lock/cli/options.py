@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -107,26 +107,14 @@ class Settings:
 
 
 def settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the shared options to a command.
+    """Add the options that all commands share.
 
     :param command: a function that takes `Settings` first.
     :returns: the function with the options.
     """
 
     @wraps(command)
-    def called(
-        table: str | None,
-        conn_id: str | None,
-        region: str | None,
-        profile: str | None,
-        endpoint_url: str | None,
-        table_format: str,
-        partition_key: str | None,
-        sort_key: str | None,
-        as_json: bool,
-        verbose: bool,
-        **options: Any,
-    ) -> Any:
+    def called(as_json: bool, verbose: bool, **options: Any) -> Any:
         handler = logging.StreamHandler()
         if not verbose:
             handler.addFilter(_outages_once())
@@ -136,30 +124,66 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
             datefmt="%H:%M:%S",
             handlers=[handler],
         )
-        if conn_id is None:
-            sdk = cache(partial(_by_sdk, region, profile, endpoint_url))
-            table = table or DEFAULT_TABLE
-            return command(Settings(table, sdk, as_json, table_format, partition_key, sort_key), **options)
-        if region or profile or endpoint_url or table_format != NATIVE or partition_key or sort_key:
-            raise click.UsageError(
-                "With --conn-id, the connection has the region, the profile, the endpoint, the format and its keys: "
-                "leave these options out."
-            )
-        hook = airflow_hook(conn_id, verbose=verbose)
-        connected = hook.settings
-        where = Settings(
-            table or connected.table,
-            cache(hook.sdk),
-            as_json,
-            connected.format,
-            connected.partition_key,
-            connected.sort_key,
-        )
-        return command(where, **options)
+        where, others = settings_from(options, as_json=as_json, verbose=verbose)
+        return command(where, **others)
 
     for option in (
         click.option("-v", "--verbose", is_flag=True, help="Log each step to stderr."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+    ):
+        called = option(called)
+    return table_options(called)
+
+
+def settings_from(
+    options: Mapping[str, Any], *, as_json: bool = False, verbose: bool = False
+) -> tuple[Settings, dict[str, Any]]:
+    """The settings from the values of `table_options`, and the values of the other options.
+
+    :raises click.UsageError: the values exclude each other.
+    :raises LockValueError: Airflow is not installed, or does not know the connection.
+    """
+    others = dict(options)
+    table, conn_id, region, profile, endpoint_url, table_format, partition_key, sort_key = (
+        others.pop(name) for name in _TABLE_OPTIONS
+    )
+    if conn_id is None:
+        sdk = cache(partial(_by_sdk, region, profile, endpoint_url))
+        where = Settings(table or DEFAULT_TABLE, sdk, as_json, table_format, partition_key, sort_key)
+        return where, others
+    if region or profile or endpoint_url or table_format != NATIVE or partition_key or sort_key:
+        raise click.UsageError(
+            "With --conn-id, the connection has the region, the profile, the endpoint, the format and its keys: "
+            "leave these options out."
+        )
+    hook = airflow_hook(conn_id, verbose=verbose)
+    connected = hook.settings
+    where = Settings(
+        table or connected.table,
+        cache(hook.sdk),
+        as_json,
+        connected.format,
+        connected.partition_key,
+        connected.sort_key,
+    )
+    return where, others
+
+
+_TABLE_OPTIONS = (
+    "table",
+    "conn_id",
+    "region",
+    "profile",
+    "endpoint_url",
+    "table_format",
+    "partition_key",
+    "sort_key",
+)
+
+
+def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select a lock table. `settings_from` reads their values."""
+    for option in (
         click.option(
             "--sort-key", help="Name of the sort key of another library's table, if not the default."
         ),
@@ -193,8 +217,8 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
             help=f"Name of the lock table.  [default: {DEFAULT_TABLE}]",
         ),
     ):
-        called = option(called)
-    return called
+        command = option(command)
+    return command
 
 
 def _outages_once() -> Callable[[logging.LogRecord], bool]:

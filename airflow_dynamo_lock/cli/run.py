@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_dynamo_lock.cli.held import VARIABLE, held, with_lease
 from airflow_dynamo_lock.cli.locks import claiming, print_position
 from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
+from airflow_dynamo_lock.client.held import VARIABLE, held_around, with_leases
 from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Lost
@@ -90,7 +90,7 @@ def run(
             key,
             timeout=0 if no_wait else wait_time,
             on_position=print_position,
-            holding=held(where),
+            holding=held_around(locks),
             **claim,
         )
         lost = None
@@ -98,7 +98,7 @@ def run(
             with _signals_blocked():
                 heartbeats = locks.keep_alive(lease, on_lost=lambda *_: child.end())
             with heartbeats:
-                code = child.work(lease, with_lease(where, lease))
+                code = child.work(lease, with_leases(locks, [lease]))
                 lost = lease.term.lost if lease.term else None
         finally:
             lost = _release(locks, lease) or lost

@@ -11,7 +11,8 @@ import pytest
 
 from airflow_dynamo_lock import LockClient, LockLostError, LockNotHeldError
 from airflow_dynamo_lock.airflow import guard, lock_options
-from airflow_dynamo_lock.airflow.guard import Guard, show_leases
+from airflow_dynamo_lock.airflow.guard import Guard
+from airflow_dynamo_lock.client import held
 from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
@@ -270,12 +271,28 @@ def test_a_fork_of_a_guarded_process_neither_leaves_nor_gives_back_for_its_paren
     assert not record.holders[lease.lease_id].draining
 
 
-def test_the_context_has_the_innermost_lease_and_all_by_key(lease: Lease) -> None:
+def test_the_context_has_the_innermost_lease_and_all_by_key(
+    monkeypatch: pytest.MonkeyPatch, locks: LockClient, lease: Lease
+) -> None:
+    monkeypatch.delenv(held.VARIABLE, raising=False)
     context: dict[str, object] = {}
-    outer = Lease.from_dict({**lease.as_dict(), "key": "outer"})
-    show_leases(context, [outer])
-    show_leases(context, [lease])
+    outer = Lease.from_dict({**lease.as_dict(), "key": "outer", "lease_id": "outer"})
+    for each in (outer, lease):
+        around = Guard(locks, [each], None)
+        around.leases.append(each)
+        around.show_leases(context)
     assert context == {"dynamo_lock": lease, "dynamo_locks": {"outer": outer, lease.key: lease}}
+    assert held.held_around(locks) == [outer, lease], "child processes find them"
+
+
+def test_the_leases_of_a_guard_that_left_are_not_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, locks: LockClient, inside: Guard
+) -> None:
+    monkeypatch.delenv(held.VARIABLE, raising=False)
+    inside.show_leases({})
+    assert held.held_around(locks)
+    inside.leave()
+    assert held.held_around(locks) == []
 
 
 @pytest.mark.parametrize("result", [None, []])
