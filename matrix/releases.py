@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 UV = [sys.executable, "-m", "uv"]
+#: The distributions of this repository: the client, and the provider.
+PACKAGES = ("packages/client/pyproject.toml", "pyproject.toml")
 
 #: Tests that depend on Airflow: real deployments, the example DAGs, and the package's Airflow layer.
 AIRFLOW_TESTS = (
@@ -111,7 +113,8 @@ class Environment:
         """
         pip_compile: list[str | Path] = [*UV, "pip", "compile", "--quiet"]
         pip_compile += ["--universal", "--python-version", "3.11"]
-        pip_compile += ["--exclude-newer", self.pinned, "--extra", "embedded", "pyproject.toml"]
+        pip_compile += ["--exclude-newer", self.pinned, "--extra", "embedded"]
+        pip_compile += [*PACKAGES, "--no-emit-package", "airflow-dynamo-lock-client"]
         with tempfile.NamedTemporaryFile(suffix=".txt") as oldest:
             if self.oldest:
                 # Only the package's own dependencies: the tools of the tests have no lower bounds.
@@ -131,7 +134,8 @@ class Environment:
             _run(*UV, "venv", "--quiet", "--python", self._find_python(), self.folder / "venv")
         pip_install: tuple[str | Path, ...] = (*UV, "pip", "install", "--quiet", "--python", self.python)
         _run(*pip_install, "--require-hashes", "--requirement", self.lock_file)
-        _run(*pip_install, "--no-deps", "--no-build-isolation", "--editable", ROOT)
+        own = [option for each in PACKAGES for option in ("--editable", ROOT / Path(each).parent)]
+        _run(*pip_install, "--no-deps", "--no-build-isolation", *own)
 
     def _find_python(self) -> Path | str:
         """Return the first installed interpreter of a version that the release supports."""

@@ -13,6 +13,7 @@ import sysconfig
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,14 @@ HERE = Python(Path(sys.executable), os.environ)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the source distribution as it would be published."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder)
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The wheels of the client and of the provider, built from source distributions as they would be published."""
+    return [build(ROOT / each, tmp_path_factory.mktemp("dist")) for each in ("packages/client", ".")]
+
+
+def build(project: Path, folder: Path) -> Path:
+    """Build the wheel of a project."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=project)
     (sdist,) = folder.glob("*.tar.gz")
     run("tar", "-xzf", sdist, "-C", folder)
     source = folder / sdist.name.removesuffix(".tar.gz")
@@ -103,8 +108,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
-    """A Python that has the wheel installed, and all its dependencies."""
+def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Python:
+    """A Python that has the wheels installed, and all their dependencies."""
     folder = tmp_path_factory.mktemp("venv")
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     site_packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
@@ -119,26 +124,47 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
     }
     python = Python(folder / "bin" / "python", environment)
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--offline", "--no-deps"]
-    run(*install, "--python", python.executable, wheel)
+    run(*install, "--python", python.executable, *wheels)
     found = python.run("-c", "import airflow_dynamo_lock; print(airflow_dynamo_lock.__file__)")
     assert Path(found.strip()).is_relative_to(site_packages)
     return python
 
 
-def test_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        head = Parser().parsestr(archive.read(metadata).decode())
+def test_the_wheels_have_the_package_between_them_and_nothing_else(wheels: list[Path]) -> None:
+    client, provider = (names(wheel) for wheel in wheels)
     source = {
         str(file.relative_to(ROOT)) for file in PACKAGE.rglob("*") if file.is_file() and file.suffix != ".pyc"
     }
-    assert names == source
-    assert "airflow_dynamo_lock/py.typed" in names
-    assert head["Version"] == airflow_dynamo_lock.__version__
-    assert head["License-Expression"] == "Apache-2.0"
-    assert head["Description-Content-Type"] == "text/markdown"
-    assert head.get_payload()
+    assert client | provider == source
+    assert client & provider == set()
+    assert provider == {name for name in source if name.startswith("airflow_dynamo_lock/airflow/")}
+    assert "airflow_dynamo_lock/py.typed" in client
+
+
+def test_the_wheels_say_what_they_are(wheels: list[Path]) -> None:
+    client, provider = (metadata(wheel) for wheel in wheels)
+    assert [client["Name"], provider["Name"]] == ["airflow-dynamo-lock-client", "airflow-dynamo-lock"]
+    for head in (client, provider):
+        assert head["Version"] == airflow_dynamo_lock.__version__
+        assert head["License-Expression"] == "Apache-2.0"
+        assert head["Description-Content-Type"] == "text/markdown"
+        assert head.get_payload()
+    same = f"airflow-dynamo-lock-client[aio]=={airflow_dynamo_lock.__version__}"
+    assert same in provider.get_all("Requires-Dist", [])
+    assert not [each for each in client.get_all("Requires-Dist", []) if "apache-airflow" in each]
+
+
+def names(wheel: Path) -> set[str]:
+    """The files of a wheel, without those about it."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def metadata(wheel: Path) -> Message:
+    """What a wheel says of itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode())
 
 
 def test_airflow_finds_what_the_provider_has(installed: Python) -> None:

@@ -295,16 +295,16 @@ def test_a_restored_table_repeats_tokens_until_it_is_emptied(moto: Engine) -> No
     assert token(restored) > max(granted_later)
 
 
-# --- Images and requirements with the package's wheel ---
+# --- Images and requirements with the package's wheels ---
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's wheel, as `python -m build --wheel` makes it."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the package's wheels, as `python -m build --wheel` makes them."""
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder)
-    (built,) = folder.glob("*.whl")
-    return built
+    for project in (ROOT / "packages" / "client", ROOT):
+        run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
+    return folder
 
 
 def is_supported(airflow: str, python: str) -> bool:
@@ -332,11 +332,12 @@ def test_base_image_has_a_supported_airflow_and_python(dockerfile: Path) -> None
 @pytest.mark.parametrize(
     "file", [*DOCKERFILES, REQUIREMENTS, PAGE], ids=lambda file: str(file.relative_to(ROOT))
 )
-def test_file_names_the_wheel_that_is_built(file: Path, wheel: Path) -> None:
-    assert set(re.findall(r"[\w.]+-[\w.]+-py3-none-any\.whl", file.read_text())) == {wheel.name}
+def test_file_names_the_wheels_that_are_built(file: Path, wheels: Path) -> None:
+    named = set(re.findall(r"[\w.]+-[\w.]+-py3-none-any\.whl", file.read_text()))
+    assert named == {wheel.name for wheel in wheels.iterdir()}
 
 
-def test_pip_installs_the_mwaa_requirements(wheel: Path, tmp_path: Path) -> None:
+def test_pip_installs_the_mwaa_requirements(wheels: Path, tmp_path: Path) -> None:
     text = REQUIREMENTS.read_text()
     (constraint,) = re.findall(r'^--constraint "(.*)"$', text, re.M)
     versions = re.fullmatch(
@@ -348,10 +349,11 @@ def test_pip_installs_the_mwaa_requirements(wheel: Path, tmp_path: Path) -> None
     # Without a network: an empty file in the place of the constraint, and no dependencies.
     (tmp_path / "constraints.txt").touch()
     text = text.replace(constraint, str(tmp_path / "constraints.txt"))
-    (tmp_path / "requirements.txt").write_text(text.replace("/usr/local/airflow/plugins", str(wheel.parent)))
+    (tmp_path / "requirements.txt").write_text(text.replace("/usr/local/airflow/plugins", str(wheels)))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-index"]
     run(*pip, "--target", tmp_path / "installed", "-r", tmp_path / "requirements.txt")
-    assert (tmp_path / "installed" / "airflow_dynamo_lock").is_dir()
+    for part in ("client", "airflow"):
+        assert (tmp_path / "installed" / "airflow_dynamo_lock" / part).is_dir()
 
 
 def test_page_quotes_the_templates_as_they_are() -> None:
