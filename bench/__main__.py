@@ -29,6 +29,7 @@ PARTS = {
     "waiting": LOCAL,
     "airflow": MOTO,
     "locks_page": MOTO,
+    "notebooks": MOTO,
 }
 
 
