@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -198,6 +199,13 @@ def test_shared_and_exclusive_take_turns(runs: Runs) -> None:
     assert writing["key"] == reading["key"]
     assert writing["token"] < reading["token"]
     assert (writing["capacity"], reading["capacity"]) == (1, SHARED)
+
+
+@pytest.mark.skipif(find_spec("papermill") is None, reason="papermill is not installed in this environment")
+def test_notebook_joins_the_lease_of_its_run(runs: Runs) -> None:
+    run = runs.by_dag["dynamo_lock_notebook"]
+    token = run.result("lock.acquire")["token"]
+    assert run.result("lock.repair") == f"Repaired under 'warehouse/customers' with token {token}.\n"
 
 
 def test_fencing_lets_no_earlier_holder_write(runs: Runs) -> None:

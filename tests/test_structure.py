@@ -30,6 +30,7 @@ ROOMS = (
     "embedded",
     "airflow",
     "cli",
+    "notebook",
 )
 
 #: Longest file of the package and longest class, in lines.

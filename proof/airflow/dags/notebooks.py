@@ -1,0 +1,30 @@
+"""A notebook that locks its cell, run by a guarded task. The DAG exists where the papermill provider is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG
+
+from airflow_dynamo_lock import DynamoLock
+
+if find_spec("airflow.providers.papermill"):
+    from airflow.providers.papermill.operators.papermill import PapermillOperator
+
+    options: Any = {"lease": 20, "release_grace": 6}
+    with DAG("notebook", schedule=None), DynamoLock("{{ dag_run.conf['key'] }}", **options):
+        PapermillOperator(
+            task_id="work",
+            input_nb=str(Path(__file__).with_name("locked.ipynb")),
+            output_nb="{{ conf.get('core', 'dags_folder') }}/../{{ run_id | replace(':', '_') }}.ipynb",
+            kernel_name="python3",
+            parameters={
+                "key": "{{ dag_run.conf['key'] }}",
+                "dag_id": "{{ dag.dag_id }}",
+                "run_id": "{{ run_id }}",
+                "task_id": "{{ ti.task_id }}",
+                "try_number": "{{ ti.try_number }}",
+            },
+        )

@@ -1,0 +1,170 @@
+"""What ends a locked cell before its code does: a person's interrupt, and the loss of the lease."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from airflow_dynamo_lock import LockClient
+from deployments.kernels import Cell, Kernel
+from deployments.patience import wait_until
+from tests.notebook.conftest import is_free, some_in_proof, wait_until_free
+
+#: Bodies that go on for ever. `work()` writes the time to a file.
+ENDLESS = {
+    "a loop": "while True:\n    work()",
+    "a sleep": "work()\ntime.sleep(1000)",
+    "a blocking call": "import socket\nfirst, second = socket.socketpair()\nwork()\nfirst.recv(1)",
+    "a loop that catches errors": (
+        "while True:\n    try:\n        work()\n        time.sleep(1000)\n    except Exception:\n        pass"
+    ),
+    "a subprocess": "import subprocess\nwork()\nsubprocess.run(['sleep', '1000'])",
+    "an await": "work()\nawait asyncio.sleep(1000)",
+    "an awaiting loop": "while True:\n    work()\n    await asyncio.sleep(0.01)",
+    "blocking code in a cell that awaits": "await asyncio.sleep(0)\nwork()\ntime.sleep(1000)",
+}
+#: Code of a cell that finds its holder process.
+FIND_HOLDER = """import os, psutil, signal
+holder, = (
+    each.pid for each in psutil.Process().children()
+    if each.status() != psutil.STATUS_ZOMBIE and "airflow_dynamo_lock.notebook.holder" in each.cmdline()
+)
+"""
+SYNC, AWAITING = "a sleep", "an await"
+
+
+@pytest.fixture
+def log(kernel: Kernel, tmp_path: Path) -> Path:
+    """The file to which `work()` writes in the kernel."""
+    path = tmp_path / "log"
+    path.touch()
+    kernel.run(
+        "import asyncio, time\n"
+        f"log = open({str(path)!r}, 'a', buffering=1)\n"
+        "def work():\n    print(time.time(), file=log)\n"
+    )
+    return path
+
+
+def handlers(kernel: Kernel) -> str:
+    """What the kernel does on signals, and how it transforms cells."""
+    code = (
+        "import signal\n"
+        "print([signal.getsignal(each) for each in (2, 10, 12, 14, 15)], "
+        "len(get_ipython().input_transformers_cleanup), len(get_ipython().input_transformers_post))"
+    )
+    return kernel.run(code).streamed
+
+
+def start(kernel: Kernel, key: str, body: str, log: Path, options: str = "") -> Cell:
+    """Start a locked cell, and wait until its body works."""
+    cell = kernel.start(f"%%dynamo_lock '{key}' {options}\n{ENDLESS[body]}")
+    wait_until(lambda: log.stat().st_size)
+    return cell
+
+
+def assert_usable(kernel: Kernel, locks: LockClient, key: str, before: str) -> None:
+    """The lock is free, and the kernel is as it was before the cell."""
+    assert is_free(locks, key)
+    assert handlers(kernel) == before
+    assert kernel.run("%%dynamo_lock 'other'\n1 + 1").outputs[-1]["text"] == "2"
+
+
+@pytest.mark.parametrize("body", ENDLESS)
+@pytest.mark.parametrize("times", some_in_proof([1, 40], 1))
+def test_an_interrupt_ends_a_working_cell(
+    kernel: Kernel, locks: LockClient, key: str, log: Path, body: str, times: int
+) -> None:
+    before = handlers(kernel)
+    cell = start(kernel, key, body, log)
+    for _ in range(times):
+        kernel.interrupt()
+    kernel.read(cell)
+
+    assert cell.error in ("KeyboardInterrupt", "CancelledError")
+    assert_usable(kernel, locks, key, before)
+
+
+@pytest.mark.parametrize("body", [SYNC, AWAITING])
+@pytest.mark.parametrize("times", [1, 40])
+def test_an_interrupt_ends_the_wait_and_leaves_the_queue(
+    kernel: Kernel, locks: LockClient, key: str, log: Path, body: str, times: int
+) -> None:
+    before = handlers(kernel)
+    lease = locks.acquire(key)
+    cell = kernel.start(f"%%dynamo_lock '{key}'\n{ENDLESS[body]}")
+    kernel.read(cell, until="1st of 1")
+    for _ in range(times):
+        kernel.interrupt()
+    kernel.read(cell)
+
+    assert cell.error in ("KeyboardInterrupt", "CancelledError")
+    assert locks.waiters(key) == []
+    assert log.stat().st_size == 0
+    locks.release(lease)
+    assert_usable(kernel, locks, key, before)
+
+
+@pytest.mark.parametrize("times", some_in_proof([1, 40], 40))
+@pytest.mark.parametrize("awaits", ["", "await asyncio.sleep(0)\n"])
+def test_an_interrupt_during_the_release_comes_after_it(
+    kernel: Kernel, locks: LockClient, key: str, log: Path, awaits: str, times: int
+) -> None:
+    before = handlers(kernel)
+    # The body stops the holder process, as a network that does not answer would. A second process continues it.
+    body = (
+        f"{FIND_HOLDER}import subprocess\n"
+        "os.kill(holder, signal.SIGSTOP)\n"
+        "resume = subprocess.Popen(['sh', '-c', f'sleep 2; kill -CONT {holder}'], start_new_session=True)\n"
+        "import threading\n"
+        "def report():\n    while lease.remaining(): time.sleep(0.01)\n    work()\n"
+        "threading.Thread(target=report).start()\n"
+    )
+    cell = kernel.start(f"%%dynamo_lock '{key}'\n{awaits}{body}")
+    wait_until(lambda: log.stat().st_size, "the cell does not release")
+    for _ in range(times):
+        kernel.interrupt()
+    kernel.read(cell)
+
+    assert cell.error == "KeyboardInterrupt"
+    assert "Released" in cell.outputs[0]["text"]
+    assert_usable(kernel, locks, key, before)
+
+
+@pytest.mark.parametrize(
+    "body", some_in_proof(ENDLESS, "a blocking call", "a loop that catches errors", AWAITING)
+)
+def test_a_lost_lease_ends_the_cell(
+    kernel: Kernel, locks: LockClient, key: str, log: Path, body: str
+) -> None:
+    before = handlers(kernel)
+    cell = start(kernel, key, body, log, "--lease-duration 6s")
+    record = locks.get(key)
+    assert record is not None
+    locks.break_lock(key, next(iter(record.holders)), by="ann", reason="repair")
+    kernel.read(cell)
+    ended = time.time()
+
+    assert cell.error == "LockLostError"
+    assert "ann" in cell.reply["evalue"]
+    assert cell.outputs[0]["text"] == f"{key}: Lost."
+    assert max(map(float, log.read_text().split())) <= ended
+    assert_usable(kernel, locks, key, before)
+    assert float(log.read_text().split()[-1]) <= ended  # nothing of the cell goes on
+
+
+def test_a_cell_whose_holder_process_dies_ends(
+    kernel: Kernel, locks: LockClient, key: str, log: Path
+) -> None:
+    cell = kernel.start(
+        f"%%dynamo_lock '{key}'\n{FIND_HOLDER}os.kill(holder, signal.SIGKILL)\ntime.sleep(1000)"
+    )
+    kernel.read(cell)
+    assert cell.error == "LockLostError"
+    assert "the process that sends its heartbeats has ended" in cell.reply["evalue"]
+    record = locks.get(key)
+    assert record is not None
+    locks.break_lock(key, next(iter(record.holders)))
+    wait_until_free(locks, key)
