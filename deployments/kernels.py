@@ -110,9 +110,25 @@ class Kernel:
             self.manager.shutdown_kernel(now=True)
         self._folder.cleanup()
 
-    def start(self, code: str) -> Cell:
-        """Let the kernel execute a cell, and do not wait for it."""
-        return Cell(self.client.execute(code, allow_stdin=False))
+    def subshell(self) -> str:
+        """Create a subshell, which executes cells while the main one is busy. Returns its id."""
+        self.client.control_channel.send(self.client.session.msg("create_subshell_request"))
+        reply = self.client.get_control_msg(timeout=PATIENCE)
+        created: str = reply["content"]["subshell_id"]
+        return created
+
+    def start(self, code: str, subshell: str | None = None) -> Cell:
+        """Let the kernel execute a cell, and do not wait for it.
+
+        :param subshell: id of the subshell that executes it; None for the main one.
+        """
+        if subshell is None:
+            return Cell(self.client.execute(code, allow_stdin=False))
+        content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False}
+        request = self.client.session.msg("execute_request", content)
+        request["header"]["subshell_id"] = subshell
+        self.client.shell_channel.send(request)
+        return Cell(request["header"]["msg_id"])
 
     def read(self, cell: Cell, until: str | None = None) -> Cell:
         """Read messages until the cell has ended, or until a text is shown or streamed.

@@ -168,3 +168,21 @@ def test_a_cell_whose_holder_process_dies_ends(
     assert record is not None
     locks.break_lock(key, next(iter(record.holders)))
     wait_until_free(locks, key)
+
+
+@pytest.mark.parametrize("body", ["a loop", "an awaiting loop"])
+def test_a_lost_lease_ends_a_cell_in_a_subshell(
+    kernel: Kernel, locks: LockClient, key: str, log: Path, body: str
+) -> None:
+    """A subshell is another thread, which neither signals nor Jupyter's interrupt reach."""
+    cell = kernel.start(f"%%dynamo_lock '{key}' --lease-duration 6s\n{ENDLESS[body]}", kernel.subshell())
+    wait_until(lambda: log.stat().st_size)
+    assert kernel.run("1 + 1").outputs[-1]["text"] == "2"  # the main shell answers meanwhile
+    record = locks.get(key)
+    assert record is not None
+    locks.break_lock(key, next(iter(record.holders)))
+    kernel.read(cell)
+
+    assert cell.error == "LockLostError"
+    wait_until_free(locks, key)
+    assert kernel.run(f"%%dynamo_lock '{key}'\n1 + 1").outputs[-1]["text"] == "2"

@@ -6,7 +6,6 @@ import re
 
 from airflow_dynamo_lock import LockClient
 from deployments.kernels import Kernel
-from deployments.patience import wait_until
 from tests.notebook.conftest import TABLE
 
 
@@ -101,24 +100,3 @@ def test_unloading_leaves_nothing_behind(kernel: Kernel, key: str) -> None:
     assert kernel.run(state).outputs[-1]["text"] == loaded
     kernel.run("%reload_ext airflow_dynamo_lock")
     assert kernel.run(state).outputs[-1]["text"] == loaded
-
-
-def test_a_lost_lease_ends_a_cell_in_another_thread(kernel: Kernel, locks: LockClient, key: str) -> None:
-    """Such as the cell of a Jupyter subshell."""
-    kernel.run(
-        "import threading, time\n"
-        "errors = []\n"
-        "def run():\n"
-        "    try:\n"
-        f"        get_ipython().run_cell_magic('dynamo_lock', \"'{key}' --lease-duration 6s\", body)\n"
-        "    except BaseException as error:\n"
-        "        errors.append(type(error).__name__)\n"
-        "body = 'while True: time.sleep(0.01)'\n"
-        "thread = threading.Thread(target=run)\n"
-        "thread.start()\n"
-    )
-    wait_until(lambda: (record := locks.get(key)) and record.holders)
-    record = locks.get(key)
-    assert record is not None
-    locks.break_lock(key, next(iter(record.holders)))
-    assert kernel.run("thread.join()\nerrors").outputs[-1]["text"] == "['LockLostError']"
