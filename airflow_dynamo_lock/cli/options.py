@@ -6,8 +6,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,11 @@ _UNITS = {
     "hour": 3600,
 }
 _UNITS |= {"d": 86_400, "day": 86_400}
+
+# Airflow keeps its database from tasks by an address with which their child processes cannot import Airflow.
+_DATABASE, _NO_DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed:"
+# An address that Airflow accepts. No connection is read from a database here.
+_UNUSED_DATABASE = "sqlite:////dev/null"
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -263,11 +268,27 @@ def airflow_hook(conn_id: str, *, verbose: bool = False) -> DynamoLockHook:
     :param verbose: keep the log level of Airflow; otherwise it logs only errors.
     :raises LockValueError: Airflow is not installed.
     """
-    if not verbose:
-        os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "ERROR"
+    settings = {} if verbose else {"AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR"}
+    if os.environ.get(_DATABASE, "").startswith(_NO_DATABASE):
+        settings[_DATABASE] = _UNUSED_DATABASE
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), _environment(settings):
             from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
     except ImportError as missing:
         raise LockValueError(f"--conn-id needs Airflow, which is not installed ({missing}).") from None
     return DynamoLockHook(conn_id)
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables within the block. Not for longer, because the command of `run` inherits them."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -60,6 +60,28 @@ def test_a_connection_names_the_table(shell: Shell, connection: str, locks: Lock
     assert acquired.stdout.strip() in record.holders
 
 
+def test_a_connection_in_a_command_that_a_task_has_started(
+    shell: Shell, connection: str, locks: LockClient, key: str
+) -> None:
+    """Airflow forbids its database to tasks, and so to their child processes."""
+    environment: dict[str, str | None] = {
+        "AIRFLOW_CONN_TEAM": connection,
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "airflow-db-not-allowed:///",
+    }
+    ran = replace(shell, environment=environment).run("run", key, "--conn-id", "team", "--", "env")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    record = locks.get(key)
+    assert record is not None
+    assert f"DYNAMO_LOCK_TOKEN={record.token}" in ran.stdout
+    # The command gets the environment of the task as it is.
+    of_airflow = {line for line in ran.stdout.splitlines() if line.startswith("AIRFLOW__")}
+    assert of_airflow == {
+        f"{name}={value}"
+        for name, value in {**os.environ, **environment}.items()
+        if name.startswith("AIRFLOW__")
+    }
+
+
 def test_a_connection_that_is_not_there(shell: Shell, key: str) -> None:
     refused = shell.run("acquire", key, "--conn-id", "nobody")
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ if find_spec("airflow.providers.papermill"):
         PapermillOperator(
             task_id="work",
             input_nb=str(Path(__file__).with_name("locked.ipynb")),
-            output_nb="{{ conf.get('core', 'dags_folder') }}/../{{ run_id | replace(':', '_') }}.ipynb",
+            output_nb=f"{os.environ['DYNAMO_LOCK_TEST_FOLDER']}/{{{{ run_id | replace(':', '_') }}}}.ipynb",
             kernel_name="python3",
             parameters={
                 "key": "{{ dag_run.conf['key'] }}",
