@@ -16,13 +16,13 @@ from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockRecord, 
 from airflow_dynamo_lock.client.session import ClientCore
 from airflow_dynamo_lock.core.foreign.registry import NATIVE, service_of
 from airflow_dynamo_lock.core.model import arguments
+from deployments.engines import REGION
 from deployments.patience import PATIENCE
 
 T = TypeVar("T")
 
 KINDS = ("sync", "async")
 TABLE = "locks"
-REGION = "eu-central-1"
 #: The default table, or bucket, of the library of each foreign format.
 FOREIGN_TABLES = {
     "amazon-lock-client": "lockTable",

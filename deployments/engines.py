@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 #: Region of `Engine.client`. moto has separate tables for each region, DynamoDB Local has not.
-REGION = "us-east-1"
+REGION = "eu-central-1"
 JAR = Path(__file__).parents[1] / ".cache" / "dynamodb-local" / "DynamoDBLocal.jar"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from deployments.engines import REGION
 from proof.airflow.testbed import FOREIGN, Testbed, wait_until
 from tests.formats.conftest import make_place
 
@@ -16,7 +15,7 @@ def test_a_group_and_a_sensor_take_turns_with_a_program_in_each_format(testbed: 
     """Test all formats at the same time, because most of the time is spent waiting."""
     programs, leases, runs = {}, {}, {}
     for name, format in FOREIGN.items():
-        place = make_place(format, testbed.engine, REGION)
+        place = make_place(format, testbed.engine)
         programs[name] = LockClient(place.sdk, table=place.table, table_format=format, owner="their program")
         leases[name] = programs[name].acquire(f"{key}/{name}", lease=600)
         runs[name] = testbed.start(f"in_{name}", f"{key}/{name}")

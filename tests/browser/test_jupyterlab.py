@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,10 +132,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             found = json.loads(written.read_text())
             yield Lab(found["url"], found["token"], folder, locks)
         finally:
-            kernels = psutil.Process(server.pid).children(recursive=True)
-            server.send_signal(signal.SIGTERM)  # it shuts its kernels down
+            # Not by SIGTERM: a server that is restarting a kernel may ignore it.
+            started = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+            for each in started:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
             server.wait()
-            psutil.wait_procs(kernels)
+            psutil.wait_procs(started)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.engines import REGION, MotoServer
+from deployments.engines import MotoServer
 from tests.cli.conftest import Shell
 from tests.formats.conftest import FOREIGN, make_place
 
@@ -17,7 +17,7 @@ DONE, USAGE, NOT_OURS = 0, 2, 3
 @pytest.fixture(params=FOREIGN)
 def there(request: pytest.FixtureRequest, shell: Shell, engine: MotoServer) -> Shell:
     """A shell whose environment names a table of that format."""
-    table = make_place(request.param, engine, REGION).table
+    table = make_place(request.param, engine).table
     return replace(
         shell,
         environment={**shell.environment, "DYNAMO_LOCK_FORMAT": request.param, "DYNAMO_LOCK_TABLE": table},

@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from deployments.engines import REGION, MotoServer
+from deployments.engines import MotoServer
 from deployments.patience import PATIENCE, wait_until
 from tests.cli.conftest import TABLE, Shell
 from tests.formats import items
@@ -35,7 +35,7 @@ FORMATS = [
 @pytest.fixture(params=FORMATS)
 def theirs(request: pytest.FixtureRequest, engine: MotoServer) -> Side:
     """The other library's table, and somebody who uses it."""
-    place = make_place(request.param, engine, REGION)
+    place = make_place(request.param, engine)
     return Side(
         place, LockClient(place.sdk, table=place.table, table_format=place.format, owner="their program")
     )
@@ -152,7 +152,7 @@ def test_two_moves_to_one_table_do_not_undo_each_other(
 ) -> None:
     lease = theirs.locks.acquire(key)
     assert shell(*arguments(theirs), "--wait-time", "0s", key).returncode == 3
-    place = make_place("dyndbmutex", engine, REGION)
+    place = make_place("dyndbmutex", engine)
     other = shell(*arguments(Side(place, locks)), "--wait-time", "0s", key)
     assert other.returncode == 3
     assert "awsflock: their program" in other.stderr, "ours is kept by the first move"

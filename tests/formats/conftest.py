@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import boto3
@@ -12,8 +13,8 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE, service_of
-from deployments.clients import FOREIGN_TABLES, REGION, lock_client
-from deployments.engines import DynamoDBLocal, Engine, MotoServer
+from deployments.clients import FOREIGN_TABLES, lock_client
+from deployments.engines import REGION, DynamoDBLocal, Engine, MotoServer
 
 FOREIGN = tuple(name for name in FORMATS if name != NATIVE)
 
@@ -62,23 +63,18 @@ def _params(places: Sequence[tuple[str, str, str]]) -> list[Any]:
 _PLACES = [(name, "moto", "sync") for name in FOREIGN]
 _PLACES += [(name, "dynamodb_local", "async") for name in FOREIGN if name != "s3"] + [("s3", "moto", "async")]
 
-_made: dict[tuple[str, Engine], Place] = {}
-
-
 @pytest.fixture(params=_params(_PLACES))
 def place(request: pytest.FixtureRequest) -> Place:
     """A table, made by our own client; or a bucket."""
     name, engine, kind = request.param
-    served = request.getfixturevalue(engine)
-    if (name, served) not in _made:
-        _made[name, served] = make_place(name, served)
-    return replace(_made[name, served], kind=kind)
+    return replace(make_place(name, request.getfixturevalue(engine)), kind=kind)
 
 
-def make_place(name: str, engine: Engine, region: str = REGION) -> Place:
+@cache
+def make_place(name: str, engine: Engine) -> Place:
     """A table of that format there."""
     make: Any = boto3.client
-    sdk = make(service_of(name), region_name=region, endpoint_url=engine.endpoint_url)
+    sdk = make(service_of(name), region_name=REGION, endpoint_url=engine.endpoint_url)
     place = Place(name, engine, sdk)
     if name != "s3":
         LockClient(sdk, table=place.table, table_format=name).create_table()
@@ -87,10 +83,8 @@ def make_place(name: str, engine: Engine, region: str = REGION) -> Place:
             # what tells that there was a holder.
             off = {"Enabled": False, "AttributeName": "expiration_time"}
             sdk.update_time_to_live(TableName=place.table, TimeToLiveSpecification=off)
-    elif region == "us-east-1":  # which must not be named
-        sdk.create_bucket(Bucket=place.table)
     else:
-        sdk.create_bucket(Bucket=place.table, CreateBucketConfiguration={"LocationConstraint": region})
+        sdk.create_bucket(Bucket=place.table, CreateBucketConfiguration={"LocationConstraint": REGION})
     return place
 
 

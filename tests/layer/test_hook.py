@@ -14,8 +14,7 @@ from airflow_dynamo_lock.airflow import hooks, sharing
 from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.links import record_url
 from airflow_dynamo_lock.core.foreign.registry import FORMATS
-from deployments.clients import REGION
-from deployments.engines import MotoServer
+from deployments.engines import REGION, MotoServer
 from deployments.patience import PATIENCE
 from tests.formats.conftest import make_place
 
