@@ -63,6 +63,7 @@ def _params(places: Sequence[tuple[str, str, str]]) -> list[Any]:
 _PLACES = [(name, "moto", "sync") for name in FOREIGN]
 _PLACES += [(name, "dynamodb_local", "async") for name in FOREIGN if name != "s3"] + [("s3", "moto", "async")]
 
+
 @pytest.fixture(params=_params(_PLACES))
 def place(request: pytest.FixtureRequest) -> Place:
     """A table, made by our own client; or a bucket."""

@@ -27,13 +27,19 @@ def holders() -> list[psutil.Process]:
     return found
 
 
-def hold(kernel: Kernel, locks: LockClient, key: str, body: str) -> psutil.Process:
+def hold(kernel: Kernel, key: str, body: str, lease: str = LONG) -> psutil.Process:
     """Let a cell of the kernel hold the lock. Returns its holder process."""
     kernel.run("%load_ext airflow_dynamo_lock")
-    cell = kernel.start(f"%%dynamo_lock '{key}' {LONG}\n{body}")
+    cell = kernel.start(f"%%dynamo_lock '{key}' {lease}\n{body}")
     kernel.read(cell, until="Held since")
     (holder,) = [each for each in holders() if each.ppid() == kernel.pid]
     return holder
+
+
+def heartbeat(locks: LockClient, key: str) -> list[str]:
+    """What each heartbeat of the holder changes."""
+    record = locks.get(key)
+    return [each.version for each in record.holders.values()] if record is not None else []
 
 
 @pytest.mark.parametrize("body", some_in_proof(BODIES, "a sleep"))
@@ -42,7 +48,7 @@ def test_the_lock_of_a_kernel_that_ends_is_released(
     environment: dict[str, str], locks: LockClient, key: str, end: str, body: str
 ) -> None:
     with Kernel(environment) as kernel:
-        holder = hold(kernel, locks, key, BODIES[body])
+        holder = hold(kernel, key, BODIES[body])
         ENDS[end](kernel)
         locks.release(locks.acquire(key, timeout=100))
         wait_until(lambda: not holder.is_running() or holder.status() == psutil.STATUS_ZOMBIE)
@@ -70,6 +76,30 @@ def test_a_kernel_that_ends_leaves_the_queue(
     locks.release(lease)
 
 
+def test_the_lock_stays_held_while_a_forked_child_lives(
+    environment: dict[str, str], locks: LockClient, key: str, tmp_path: Path
+) -> None:
+    """The child has the pipe of the holder process, too. So that sends heartbeats until the child has ended."""
+    child = tmp_path / "child"
+    body = (
+        "import os, time\n"
+        "if not os.fork():\n"
+        f"    open({str(child)!r}, 'w').write(str(os.getpid()))\n"
+        "    time.sleep(1000)\n"
+        f"{BODIES['a sleep']}"
+    )
+    with Kernel(environment) as kernel:
+        hold(kernel, key, body, "--lease-duration 12s")
+        wait_until(lambda: child.exists() and child.read_text())
+        os.kill(kernel.pid, signal.SIGKILL)
+        wait_until(lambda: not kernel.manager.is_alive())
+        before = heartbeat(locks, key)
+        wait_until(lambda: heartbeat(locks, key) != before)
+        assert not is_free(locks, key)
+        os.kill(int(child.read_text()), signal.SIGKILL)
+        locks.release(locks.acquire(key, timeout=100))
+
+
 def test_the_lock_stays_held_while_another_process_of_the_kernel_lives(
     environment: dict[str, str], locks: LockClient, key: str, tmp_path: Path
 ) -> None:
@@ -81,7 +111,7 @@ def test_the_lock_stays_held_while_another_process_of_the_kernel_lives(
         f"open({str(child)!r}, 'w').write(str(running.pid))\n{BODIES['a sleep']}"
     )
     with Kernel(environment) as kernel:
-        holder = hold(kernel, locks, key, body)
+        holder = hold(kernel, key, body)
         wait_until(lambda: child.exists() and child.read_text())
         os.kill(kernel.pid, signal.SIGKILL)
         wait_until(lambda: not holder.is_running() or holder.status() == psutil.STATUS_ZOMBIE)
