@@ -1,6 +1,7 @@
 """The lock itself: which requests to send to DynamoDB, and what the responses mean.
 
-Nothing here does I/O, reads a clock or makes random numbers. An operation is a generator that yields *effects* (a
+Nothing here does I/O, reads the time or makes random numbers; only the poller measures its own processor time. An
+operation is a generator that yields *effects* (a
 request, a sleep, a wait, a callback) and receives their results; it returns an outcome or raises an error. The clients
 (`airflow_dynamo_lock.client`) carry out the effects on boto3 and aiobotocore, the tests on a simulated table.
 
@@ -29,5 +30,5 @@ Comments cite these rules, which docs/protocol.md states and docs/argument.md ex
 R2 (a refusal shows the winner), R3 (proof of death), R4 (the holder gives up first), R5 (a lost reply loses nothing),
 R6 (typed errors), R7 (one lease id per attempt), R8 (drain before release), R9 (processes inside send heartbeats),
 R10 (fencing tokens grow), R11 (shared poller), R12 (no secrets), R13 (format version),
-R14 (deadlocks end).
+R14 (deadlocks end), R15 (removed waiters).
 """

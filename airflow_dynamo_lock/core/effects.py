@@ -2,8 +2,8 @@
 
 An operation is a generator: ``reply = yield request``. A driver (`client/threads.py`, `client/tasks.py`, or a
 simulator) carries out each effect and sends the answer in; if the effect fails, the driver throws a typed error in.
-In effects and replies, ``…_at`` is seconds on the driver's monotonic clock, which keeps counting while the machine
-sleeps. In the record and the model, ``…_ms`` is epoch milliseconds.
+In effects and replies, ``…_at`` is a time in seconds on the driver's monotonic clock, which keeps counting while the
+machine sleeps. ``…_ms`` is in milliseconds: a duration, such as ``lease_ms``, or a time since the epoch.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Request:
     within: float | None = None
 
 
-def with_timeout(request: Request, seconds: float | None) -> Request:
-    """The request with this timeout; unchanged if `seconds` is None."""
-    return request if seconds is None else Request(request.action, request.params, seconds)
+def with_timeout(request: Request, within: float | None) -> Request:
+    """The request with this timeout; unchanged if `within` is None."""
+    return request if within is None else Request(request.action, request.params, within)
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,13 @@ Operation = Generator[Effect, Any, T]
 class ServerClock:
     """Estimate of DynamoDB's time: the last ``Date`` header plus the monotonic time since (R3, proof of death).
 
-    The time counts from when the request was *sent*, so a slow response makes the estimate late, never early (but for
-    the one second to which the header is exact). An early stamp would make a live holder look dead.
+    The header's time counts from when the request was *sent*. So a slow response puts the estimate ahead of DynamoDB's
+    time, and none puts it behind by more than a second, to which the header is exact. A stamp that is behind would make
+    a live holder look dead.
 
-    A late estimate ends `min_hold` early, and a response is slow if the process was stopped before it sent the request.
-    So a slow response moves the estimate no further ahead than the clocks may have drifted since the last one, unless
-    its ``Date`` shows that the last one was wrong.
+    An estimate that is ahead ends `min_hold` too early, and a response is slow if the process was stopped before it
+    sent the request. So a slow response moves the estimate no further ahead than the clocks may have drifted since the
+    last one, unless its ``Date`` shows that the last one was wrong.
     """
 
     _ahead_ms: float | None = field(default=None)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from airflow_dynamo_lock.core.effects import Reply
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 
-#: By how much the ``Date`` headers of two DynamoDB servers may differ, in seconds.
+#: Default of `max_clock_skew`, in seconds: 5 s more than the ``Date`` headers of two DynamoDB servers may differ.
 MAX_CLOCK_SKEW = 10.0
 
 # Number of locks whose holders are remembered. Forgetting one costs a longer wait where responses have no `Date`,
@@ -53,9 +53,12 @@ class Observer:
         self._sightings: OrderedDict[str, dict[str, _Sighting]] = OrderedDict()
 
     def see(self, record: LockRecord, reply: Reply) -> list[Holder]:
-        """Remember the holders of a record that `reply` delivered. Returns the dead ones."""
+        """Remember the holders of a record that `reply` delivered. Returns the dead ones.
+
+        To call it again with the same response changes nothing.
+        """
         before = self._sightings.pop(record.key, {})
-        now: dict[str, _Sighting] = {}
+        present: dict[str, _Sighting] = {}
         dead = []
         for lease_id, holder in record.holders.items():
             last = before.get(lease_id)
@@ -65,15 +68,15 @@ class Observer:
                 # The silence begins when the response *arrived*: the heartbeat was sent before.
                 renewed_after = -math.inf if last is None else last.read_at
                 sighting = _Sighting(holder.version, reply.received_at, renewed_after, reply.sent_at)
-            now[lease_id] = sighting
+            present[lease_id] = sighting
             # It lasts until the next read was *sent*: its response is no older than that.
             silent = holder.lease_ms > 0 and (reply.sent_at - sighting.since) * 1000 >= holder.lease_ms
             # A holder that this process saw change within the last lease is alive, whatever a `Date` says.
             may_be_silent = (reply.received_at - sighting.renewed_after) * 1000 >= holder.lease_ms
             if silent or (may_be_silent and self._has_expired(holder, reply.server_ms)):
                 dead.append(holder)
-        if now:
-            self._sightings[record.key] = now
+        if present:
+            self._sightings[record.key] = present
             if len(self._sightings) > _REMEMBERED:
                 self._sightings.popitem(last=False)
         return dead

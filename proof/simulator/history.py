@@ -20,7 +20,7 @@ from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.errors import LockError
 from airflow_dynamo_lock.core.model.limits import SHARED
-from airflow_dynamo_lock.core.queue.unused import PATIENCE
+from airflow_dynamo_lock.core.queue.unused import PASS_OVER_AFTER
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.wait.poller import _SELDOM
 from proof.simulator import guards, threads
@@ -285,7 +285,7 @@ class History:
     def _longest_patience(self) -> float:
         """Longest time in seconds until a waiter passes over those ahead of it: it reads the lock, sees the slots
         unused for long enough, and reads the lock again."""
-        return (_SELDOM + 1) * self.longest_poll + PATIENCE / (1 - self.world.assumptions.rates)
+        return (_SELDOM + 1) * self.longest_poll + PASS_OVER_AFTER / (1 - self.world.assumptions.rates)
 
     @property
     def longest_poll(self) -> float:

@@ -240,9 +240,13 @@ class Host:
 
     # Operations that many tests use. The default lease id is the host's name.
 
-    def take(self, lease_id: str | None = None, *, undo: bool = False, **options: Any) -> Any:
+    def take(self, lease_id: str | None = None, *, owns_lease_id: bool = False, **options: Any) -> Any:
         """Try to acquire the lock without waiting. Returns `Granted` or `Busy`."""
-        return self.run(self.operations.attempting.try_acquire(self.claim(lease_id, **options), undo=undo))
+        return self.run(
+            self.operations.attempting.try_acquire(
+                self.claim(lease_id, **options), owns_lease_id=owns_lease_id
+            )
+        )
 
     def start_acquire(
         self,
@@ -250,7 +254,7 @@ class Host:
         *,
         timeout: float | None = None,
         poll_interval: float = 1.0,
-        undo: bool = True,
+        owns_lease_id: bool = True,
         holding: Sequence[Lease] = (),
         **options: Any,
     ) -> Paused[Granted]:
@@ -261,7 +265,7 @@ class Host:
                 now=self.now(),
                 timeout=timeout,
                 poll_interval=poll_interval,
-                undo=undo,
+                owns_lease_id=owns_lease_id,
                 holding=holding,
             )
         )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from threading import current_thread
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -240,6 +241,8 @@ class World:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.running: Process | None = None
+        self._thread = current_thread()
+        self._intruders: set[str] = set()
         self._queue: list[tuple[float, int, Handle]] = []
         self._count = 0
         self._ids = 0
@@ -314,6 +317,9 @@ class World:
     def monotonic(self) -> float:
         """Return the boot-time clock of the running process, after a random pause with the probability
         `pause_probability`."""
+        if current_thread() is not self._thread:
+            self._intruders.add(current_thread().name)
+            return 0.0
         process = self.running
         assert process is not None
         if self.pause_probability and self.random.random() < self.pause_probability:
@@ -342,6 +348,8 @@ class World:
         """Patch the package for this history: its clocks, its UUIDs, and `Term`.
 
         :param term: replaces `Term`; it records until when holders count on their leases.
+        :raises RuntimeError: another thread of this Python process used the package meanwhile, such as a heartbeat of
+            a `LockClient` of a test before. It may have changed the history.
         """
 
         def host_ns() -> int:
@@ -359,3 +367,7 @@ class World:
         for process in self.processes:
             # Garbage collection of the coroutines must not run any more code of the client.
             process.alive = False
+        if self._intruders:
+            raise RuntimeError(
+                f"Play histories in a process of their own: {sorted(self._intruders)} read their clock."
+            )

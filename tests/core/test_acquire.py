@@ -95,7 +95,7 @@ def test_a_lock_released_between_refusal_and_read_is_taken(make_world: Callable[
     world = make_world(shows_refused=False)
     a, b = Host(world, "a"), Host(world, "b")
     a.take()
-    refused = b.start(b.operations.attempting.try_acquire(b.claim(), undo=False)).step()
+    refused = b.start(b.operations.attempting.try_acquire(b.claim(), owns_lease_id=False)).step()
     a.release()
 
     assert isinstance(refused.finish(), Granted)
@@ -203,7 +203,7 @@ def test_a_holder_that_beats_while_it_is_being_reclaimed_keeps_the_lock(world: W
     a, b = Host(world, "a"), Host(world, "b")
     a.take()
     world.now += LONG_DEAD
-    about_to_reclaim = b.start(b.operations.attempting.try_acquire(b.claim(), undo=False)).step()
+    about_to_reclaim = b.start(b.operations.attempting.try_acquire(b.claim(), owns_lease_id=False)).step()
     a.heartbeat()
 
     assert isinstance(about_to_reclaim.finish(), Busy)
@@ -214,7 +214,7 @@ def test_of_two_that_reclaim_the_same_dead_holder_one_wins(world: World) -> None
     Host(world, "dead").take()
     world.now += LONG_DEAD
     b, c = Host(world, "b"), Host(world, "c")
-    about_to_reclaim = b.start(b.operations.attempting.try_acquire(b.claim(), undo=False)).step()
+    about_to_reclaim = b.start(b.operations.attempting.try_acquire(b.claim(), owns_lease_id=False)).step()
 
     assert isinstance(c.take(), Granted)
     assert isinstance(about_to_reclaim.finish(), Busy)
@@ -226,7 +226,9 @@ def test_two_processes_that_make_the_same_attempt_take_its_slots_once(world: Wor
     Host(world, "other").take(capacity=3)
     first, second = Host(world, "a"), Host(world, "b")
     attempts = [
-        host.start(host.operations.attempting.try_acquire(host.claim("ti.id", capacity=3), undo=False)).step()
+        host.start(
+            host.operations.attempting.try_acquire(host.claim("ti.id", capacity=3), owns_lease_id=False)
+        ).step()
         for host in (first, second)
     ]
 
@@ -242,7 +244,7 @@ def test_one_who_joins_while_all_the_dead_are_being_reclaimed_keeps_his_slot(wor
     world.now += LONG_DEAD
     b = Host(world, "b")
     about_to_reclaim = b.start(
-        b.operations.attempting.try_acquire(b.claim(slots=2, capacity=3), undo=False)
+        b.operations.attempting.try_acquire(b.claim(slots=2, capacity=3), owns_lease_id=False)
     ).step()
     assert isinstance(Host(world, "c").take(capacity=3), Granted)
 
@@ -256,7 +258,7 @@ def test_one_who_is_beaten_to_each_free_slot_counts_as_refused_in_the_end(
 ) -> None:
     world = make_world(shows_refused=False)
     rival, b = Host(world, "rival"), Host(world, "b")
-    attempt = b.start(b.operations.attempting.try_acquire(b.claim(), undo=False))
+    attempt = b.start(b.operations.attempting.try_acquire(b.claim(), owns_lease_id=False))
 
     while attempt.effect is not None:
         rival.take()

@@ -13,7 +13,7 @@ def _some(window: AdmissionWindow, number: int = 20) -> list[Admission]:
 
 def _asking(askers: list[Admission]) -> list[Admission]:
     """Those of them who may."""
-    return [each for each in askers if each.is_admitted()]
+    return [each for each in askers if each.admit()]
 
 
 def test_all_is_admitted_as_long_as_they_are_answered() -> None:
@@ -31,7 +31,7 @@ def test_half_as_many_is_admitted_after_each_that_was_not_answered_and_at_last_o
 
     sizes = []
     for each in askers[:5]:
-        each.timed_out()
+        each.failed()
         sizes.append(window._size)
     assert sizes == [10, 5, 2, 1, 1]
 
@@ -46,12 +46,12 @@ def test_half_as_many_is_admitted_after_each_that_was_not_answered_and_at_last_o
 def test_with_each_answer_one_more_is_admitted_until_nobody_is_counted() -> None:
     window = AdmissionWindow()
     for each in _asking(_some(window)):
-        each.timed_out()
+        each.failed()
 
     me = Admission(window)
     for already in range(1, 101):
         assert window._size == already
-        me.is_admitted()
+        me.admit()
         me.answered()
         me.answered()  # said already
     assert len(_asking(_some(window))) == 20
@@ -66,7 +66,7 @@ def test_pauses_grow_with_each_failure_to_some_seconds_and_begin_anew_with_an_an
     assert pause() == 0.5, "before it has asked"
     pauses = []
     for _ in range(20):
-        asker.timed_out()
+        asker.failed()
         pauses.append(pause())
     assert pauses[:5] == [0.5, 1.0, 2.0, 4.0, 5.0]
     assert set(pauses[5:]) == {5.0}
@@ -81,5 +81,5 @@ def test_a_pause_is_up_to_twice_as_long_but_no_longer_than_there_is_time() -> No
     assert asker.pause(1.0, 0.5, None) == 1.5
     assert asker.pause(1.0, 0.5, 1.2) == 1.2
     assert asker.pause(60.0, 0.0, None) == 5.0, "it is only not its turn yet"
-    asker.timed_out()
+    asker.failed()
     assert asker.pause(30.0, 0.5, None) == pytest.approx(45.0), "it is not shortened either"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -127,7 +128,9 @@ def test_a_token_seeded_by_a_wrong_clock_is_put_right_after_a_lost_reply_too(wor
 def test_somebody_who_takes_a_wrongly_stamped_holder_for_dead_takes_nothing_away(world: World) -> None:
     """Between the write of a host whose clock is hours behind and its correction, its record looks like a corpse's."""
     slow = Host(world, "a", wall_clock_offset=-3 * HOURS)
-    about_to_correct = slow.start(slow.operations.attempting.try_acquire(slow.claim(), undo=True)).step()
+    about_to_correct = slow.start(
+        slow.operations.attempting.try_acquire(slow.claim(), owns_lease_id=True)
+    ).step()
 
     assert isinstance(Host(world, "b").take(), Granted)
 
@@ -138,7 +141,7 @@ def test_somebody_who_takes_a_wrongly_stamped_holder_for_dead_takes_nothing_away
 def test_a_correction_that_others_slots_got_in_the_way_of_is_made_all_the_same(world: World) -> None:
     slow = Host(world, "a", wall_clock_offset=-3 * HOURS)
     about_to_correct = slow.start(
-        slow.operations.attempting.try_acquire(slow.claim(capacity=2), undo=True)
+        slow.operations.attempting.try_acquire(slow.claim(capacity=2), owns_lease_id=True)
     ).step()
     Host(world, "b", wall_clock_offset=-3 * HOURS).take(capacity=2)
 
@@ -176,7 +179,7 @@ def test_host_clocks_hours_apart_change_nothing(make_world: Callable[..., World]
             told.append(f"{world.now:.0f} {type(what).__name__}")
 
         def take(host: Host) -> None:
-            note(host.run(host.operations.attempting.try_acquire(host.claim(key=key), undo=True)))
+            note(host.run(host.operations.attempting.try_acquire(host.claim(key=key), owns_lease_id=True)))
 
         def beat(host: Host) -> None:
             note(host.run(host.operations.renewing.renew(key, host.name, 30_000, Heartbeat())))
@@ -271,7 +274,7 @@ def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
 def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -> None:
     ahead = Host(world, "a", wall_clock_offset=30 * DAYS)
     about_to_correct = ahead.start(
-        ahead.operations.attempting.try_acquire(ahead.claim(capacity=2), undo=True)
+        ahead.operations.attempting.try_acquire(ahead.claim(capacity=2), owns_lease_id=True)
     ).step()
     others = Host(world, "b").take(capacity=2)
 
@@ -323,9 +326,23 @@ def test_a_release_by_a_process_without_the_servers_time_vouches_for_nothing(wor
     assert world.record().unverified
 
 
+def test_the_read_of_server_time_for_a_correction_takes_no_longer_than_the_attempt(world: World) -> None:
+    host = Host(world, "a", wall_clock_offset=-60.0)
+    attempt = host.operations.attempting.try_acquire(host.claim(), within=5.0, owns_lease_id=False)
+    request = next(attempt)
+    assert isinstance(request, Request)
+    reply = host.send(request)
+    world.now += 15.0
+
+    read = attempt.send(replace(reply, received_at=host.now()))
+
+    assert isinstance(read, Request)
+    assert (read.action, read.within) == ("GetItem", 5.0)
+
+
 def test_an_undo_vouches_for_nothing(world: World) -> None:
     ahead = Host(world, "a", wall_clock_offset=30 * DAYS)
-    attempt = ahead.start(ahead.operations.attempting.try_acquire(ahead.claim(), undo=True))
+    attempt = ahead.start(ahead.operations.attempting.try_acquire(ahead.claim(), owns_lease_id=True))
     assert isinstance(attempt.effect, Request)
     ahead.send(attempt.effect)
     with pytest.raises(KeyboardInterrupt):

@@ -93,7 +93,7 @@ def reacquire(seen: LockRecord) -> Request:
 
 
 def renew_for_longer(_: LockRecord) -> Request:
-    return FORMAT.renew(KEY, "me", 60_000, STAMP, Change(lease_ms=60_000))
+    return FORMAT.renew(KEY, "me", 60_000, STAMP, Change(longer=True))
 
 
 def release(_: LockRecord) -> Request:

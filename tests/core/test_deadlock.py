@@ -12,7 +12,14 @@ import pytest
 from airflow_dynamo_lock.core.effects import Reply, Request
 from airflow_dynamo_lock.core.lock.nested import LOOK_EVERY
 from airflow_dynamo_lock.core.model.cycle import WaitGraph
-from airflow_dynamo_lock.core.model.errors import LockAccessError, LockDeadlockError, LockTimeoutError
+from airflow_dynamo_lock.core.model.errors import (
+    CapacityMismatchError,
+    LockAccessError,
+    LockDeadlockError,
+    LockError,
+    LockNotFoundError,
+    LockTimeoutError,
+)
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Granted
@@ -302,7 +309,7 @@ def test_a_wait_for_a_set_is_blocked_by_one_of_its_locks(world: World) -> None:
     world.now += 0.1
     acquire_all = b.host.operations.acquiring.acquire_all
     now = b.host.now()
-    options: Options = {"timeout": None, "poll_interval": 1.0, "undo": True, "holding": b.leases}
+    options: Options = {"timeout": None, "poll_interval": 1.0, "owns_lease_id": True, "holding": b.leases}
     b.waits = b.host.start(acquire_all(claims, now=now, **options))  # type: ignore[arg-type]
 
     run_all(world, [a, b], 5.0)
@@ -368,6 +375,37 @@ def test_the_cycle_of_plain_locks_is_the_chain_that_leads_back(seed: int) -> Non
             members = graph.members(f"w{each}", expected)
             assert [member.owner for member in members] == [f"host{member}" for member in chain]
             assert [member.holds for member in members] == [(f"k{member}",) for member in chain]
+
+
+@pytest.mark.parametrize("ends_with", [CapacityMismatchError, LockAccessError, LockNotFoundError])
+def test_a_wait_that_ends_with_an_error_leaves_no_note_and_no_queue_entry(
+    world: World, ends_with: type[LockError]
+) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.wait_for("y", only_existing=ends_with is LockNotFoundError)
+    run_all(world, [a], 2.0)
+    assert world.record("x").holders["a/x"].waits
+    b.release()
+    match ends_with.__name__:
+        case "CapacityMismatchError":
+            Host(world, "c").take(key="y", capacity=2, fair=False)
+        case "LockAccessError":
+            world.faults.extend([DENIED, DENIED])  # the look for a cycle, and the next attempt
+        case "LockNotFoundError":
+            world.delete("y")
+
+    assert a.waits is not None
+    with pytest.raises(ends_with):
+        a.waits.finish()
+
+    assert not world.record("x").holders["a/x"].waits
+    entries = world.client.query(
+        TableName=TABLE,
+        KeyConditionExpression="#key = :key",
+        ExpressionAttributeNames={"#key": "key"},
+        ExpressionAttributeValues={":key": {"S": "y"}},
+    )["Items"]
+    assert [each["entry"]["S"] for each in entries if each["entry"]["S"] != "lock"] == []
 
 
 def test_a_holder_that_waits_is_described(world: World) -> None:

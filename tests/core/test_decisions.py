@@ -243,11 +243,11 @@ def test_who_does_not_wait_cannot_be_removed(world: World, host: Host) -> None:
 
 def test_another_process_that_continues_the_wait_of_a_removed_waiter_ends_too(world: World) -> None:
     Host(world, "holder").take()
-    waiting(Host(world, "triggerer-1"), lease_id="attempt", undo=False)
+    waiting(Host(world, "triggerer-1"), lease_id="attempt", owns_lease_id=False)
     remove(world, "attempt")
 
     with pytest.raises(LockRemovedError):
-        until_waiting(Host(world, "triggerer-2").start_acquire("attempt", undo=False))
+        until_waiting(Host(world, "triggerer-2").start_acquire("attempt", owns_lease_id=False))
     assert owners(world) == []
 
 

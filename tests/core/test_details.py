@@ -27,12 +27,11 @@ from airflow_dynamo_lock.core.model.errors import (
 )
 from airflow_dynamo_lock.core.model.kind import compatible
 from airflow_dynamo_lock.core.model.lease import Lease
-from airflow_dynamo_lock.core.model.limits import MIN_CLOCK_SKEW, SHARED
+from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS, MIN_CLOCK_SKEW, SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Draining, Granted, Lost, Released, Renewed
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition, Waiter
 from airflow_dynamo_lock.core.model.text import readable, utc
-from airflow_dynamo_lock.core.queue.view import head_update, on_change
-from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS
+from airflow_dynamo_lock.core.queue.view import head_update_of, on_change
 from airflow_dynamo_lock.core.table.grant_writes import MAX_REMOVED
 from airflow_dynamo_lock.core.table.lease_writes import ESTIMATE_BEHIND_MS
 from airflow_dynamo_lock.core.table.native import NativeFormat
@@ -166,7 +165,7 @@ def test_a_grant_is_put_right_by_a_time_that_is_at_most_ten_seconds_old(world: W
         return host.stamp()
 
     operations = Operations.of(NativeFormat(TABLE), stamp, host.observer, host.queue)
-    host.run(operations.attempting.try_acquire(host.claim(), undo=False))
+    host.run(operations.attempting.try_acquire(host.claim(), owns_lease_id=False))
 
     assert world.actions() == ["UpdateItem", "GetItem", "UpdateItem"]
 
@@ -207,7 +206,7 @@ def test_the_heartbeat_of_an_abandoned_lease_that_was_overtaken_is_written_again
 def test_a_change_of_a_lease_that_was_overtaken_is_written_again(world: World, lease_ms: int | None) -> None:
     host = Host(world, "a")
     host.take()
-    change = Change(lease_ms=lease_ms, data={"rows": 7})
+    change = Change(longer=lease_ms is not None, data={"rows": 7})
     longer = replace(a_lease("a"), lease_ms=lease_ms or 30_000)
 
     renewed = overtaken(world, host.operations.renewing.renew_all([longer], change), host)
@@ -219,7 +218,7 @@ def test_a_change_of_a_lease_that_was_overtaken_is_written_again(world: World, l
 def test_a_lease_is_not_made_shorter_and_the_error_names_both_lengths(world: World) -> None:
     host = Host(world, "a")
     host.take(lease_ms=90_000)
-    change = Change(lease_ms=30_000)
+    change = Change(longer=True)
     with pytest.raises(LockValueError, match=r"lasts 90 s and cannot be made shorter \(30 s\)"):
         host.run(host.operations.renewing.renew_all([a_lease("a")], change))
 
@@ -284,12 +283,14 @@ def test_an_uncontended_set_of_one_is_taken_like_a_lock(world: World) -> None:
     assert world.actions() == ["UpdateItem"]
 
 
-@pytest.mark.parametrize(("undo", "left"), [(True, []), (False, ["me"])])
+@pytest.mark.parametrize(("owns_lease_id", "left"), [(True, []), (False, ["me"])])
 def test_a_set_that_lost_one_of_its_locks_again_releases_the_others_if_it_may(
-    world: World, undo: bool, left: list[str]
+    world: World, owns_lease_id: bool, left: list[str]
 ) -> None:
     host, thief = Host(world, "me"), Host(world, "thief")
-    paused = host.start(host.operations.attempting.try_acquire_all(claims(host, "ab"), undo=undo))
+    paused = host.start(
+        host.operations.attempting.try_acquire_all(claims(host, "ab"), owns_lease_id=owns_lease_id)
+    )
     paused.step()  # both are taken
     thief.run(thief.operations.admin.break_("b", "me"))
     thief.take(key="b")
@@ -299,21 +300,23 @@ def test_a_set_that_lost_one_of_its_locks_again_releases_the_others_if_it_may(
     assert list(world.record("a").holders) == left
 
 
-@pytest.mark.parametrize(("undo", "left"), [(True, []), (False, ["me"])])
-def test_a_set_whose_reply_is_lost_is_released_if_it_may(world: World, undo: bool, left: list[str]) -> None:
+@pytest.mark.parametrize(("owns_lease_id", "left"), [(True, []), (False, ["me"])])
+def test_a_set_whose_reply_is_lost_is_released_if_it_may(
+    world: World, owns_lease_id: bool, left: list[str]
+) -> None:
     world.faults.append(LOST)
 
     with pytest.raises(LockUnavailableError):
-        take_all(Host(world, "me"), "ab", undo=undo)
+        take_all(Host(world, "me"), "ab", owns_lease_id=owns_lease_id)
 
     assert list(world.record("a").holders) == left
-    assert world.actions() == ["TransactWriteItems"] * (1 + undo)
+    assert world.actions() == ["TransactWriteItems"] * (1 + owns_lease_id)
 
 
 def test_a_set_of_slots_has_a_token_of_its_own_whoever_takes_others_meanwhile(world: World) -> None:
     host, other = Host(world, "me"), Host(world, "other")
     taking = host.start(
-        host.operations.attempting.try_acquire_all(claims(host, "ab", capacity=2), undo=False)
+        host.operations.attempting.try_acquire_all(claims(host, "ab", capacity=2), owns_lease_id=False)
     ).step()
     beside = other.take(key="a", capacity=2)
 
@@ -337,7 +340,7 @@ def test_a_set_that_a_transaction_is_in_the_way_of_is_tried_again_a_few_times(wo
 def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World) -> None:
     host, rival = Host(world, "a"), Host(world, "rival")
     rival.take()
-    paused = host.start(host.operations.attempting.try_acquire(host.claim(fair=False), undo=False))
+    paused = host.start(host.operations.attempting.try_acquire(host.claim(fair=False), owns_lease_id=False))
     while paused.effect is not None:
         rival.release()
         rival.take()
@@ -352,7 +355,7 @@ def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World
 def test_a_claim_that_comes_too_late_each_time_and_never_sees_by_whom_is_contended(world: World) -> None:
     world.shows_refused = False
     host, rival = Host(world, "a"), Host(world, "rival")
-    paused = host.start(host.operations.attempting.try_acquire(host.claim(fair=False), undo=False))
+    paused = host.start(host.operations.attempting.try_acquire(host.claim(fair=False), owns_lease_id=False))
     while paused.effect is not None:
         if paused.request.action == "GetItem":
             rival.release()
@@ -821,9 +824,9 @@ def test_what_a_write_that_takes_the_lock_says_of_the_queue(
     record = replace(a_record(1, 1), queue_head=first, last_ticket=tickets)
     waiters = [a_waiter(place) for place in (mine or LOW,)]
 
-    turn = head_update(record, waiters[0] if mine else None, waiters if ahead else [], following)
+    update = head_update_of(record, waiters[0] if mine else None, waiters if ahead else [], following)
 
-    assert (turn.condition, turn.next) == (condition, head)
+    assert (update.condition, update.next) == (condition, head)
 
 
 def a_waiter(place: str) -> Waiter:

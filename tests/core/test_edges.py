@@ -96,7 +96,7 @@ def test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock(world: Worl
     dead_holders(world, 130)
     late = sorted(world.record().holders)[-1]
     writer = Host(world, "writer")
-    writing = writer.start(writer.operations.attempting.try_acquire(writer.claim(), undo=False))
+    writing = writer.start(writer.operations.attempting.try_acquire(writer.claim(), owns_lease_id=False))
     writing.step()  # refused: the lock is taken
     assert writing.effect is not None
     world.client.update_item(
@@ -233,6 +233,8 @@ class Slow:
         self.seconds: Iterator[float] = iter(())
         self.meanwhile: Callable[[], None] = lambda: None
         monkeypatch.setattr("airflow_dynamo_lock.client.clock._clock", lambda: self.now)
+        # The client waits for the thread of a request for this long, on the same clock.
+        monkeypatch.setattr("airflow_dynamo_lock.core.lock.acquire._ANSWER_WITHIN", 60.0)
 
     def update_item(self, **params: Any) -> Any:
         if self.failures:
@@ -280,9 +282,11 @@ def test_try_acquire_tries_a_second_time_if_the_answer_comes_too_late(slow: Slow
     assert lease.remaining() > 8
 
     slow.seconds = repeat(11.0)
-    with pytest.raises(LockUnavailableError, match="acquire it with a longer lease"):
-        locks.try_acquire("another")
-    assert not locks.get("another").holders  # type: ignore[union-attr]
+    for lease_id, left in ((None, []), ("mine", ["mine"])):
+        with pytest.raises(LockUnavailableError, match="acquire it with a longer lease") as raised:
+            locks.try_acquire("another", lease_id=lease_id)
+        assert list(locks.get("another").holders) == left  # type: ignore[union-attr]
+        assert raised.value.maybe_applied == bool(left)
 
 
 def test_a_late_answer_to_a_lease_id_of_the_callers_own_is_not_given_back(slow: Slow) -> None:
@@ -370,7 +374,7 @@ def test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_
     """Its clock runs slow by a twentieth, so that its estimate of the server's time is hours behind."""
     sleeper, holder = Host(world, "sleeper", clock_rate=0.95), Host(world, "holder")
     for key in (KEY, "b"):
-        holder.run(holder.operations.attempting.try_acquire(holder.claim(key=key), undo=False))
+        holder.run(holder.operations.attempting.try_acquire(holder.claim(key=key), owns_lease_id=False))
     if what == "abandon":
         holder.enter("another process")
     lease = a_lease("holder")
@@ -423,13 +427,15 @@ def test_a_clock_skew_too_small_for_the_argument_is_refused(skew: float) -> None
         LockClient(None, table="locks", max_clock_skew=skew)
 
 
-def test_a_lease_beside_others_lasts_no_longer_than_a_record_is_kept() -> None:
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_lease_beside_others_lasts_no_longer_than_a_record_is_kept(slots: int) -> None:
+    """Also a lease of all slots: `set_capacity` may add slots while it is held."""
     client = LockClient(None, table="locks", lease=8 * 86_400)
     for lease in ({}, {"lease": 9 * 86_400}):
         with pytest.raises(
             LockValueError, match="lease must be at most 604800 s for a lock with several holders"
         ):
-            client.try_acquire(KEY, capacity=2, **lease)  # type: ignore[call-overload]
+            client.try_acquire(KEY, slots=slots, capacity=2, **lease)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("option", ["release_grace", "min_hold"])

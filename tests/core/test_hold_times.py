@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.client.leases import lease_of
-from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.errors import LockValueError
+from airflow_dynamo_lock.core.model.hold import Hold
 from airflow_dynamo_lock.core.model.lease import Lease
-from airflow_dynamo_lock.core.model.limits import LAST_MS, SHARED
+from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS, LAST_MS, SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Draining, Granted, Lost, Released
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, QueuePosition, Waiter
 from airflow_dynamo_lock.core.model.text import duration
@@ -141,7 +141,9 @@ def test_leases_that_end_in_another_way_do_not_count(world: World, host: Host) -
 def test_the_leases_of_a_set_count_each_for_its_own_lock(world: World, host: Host) -> None:
     keys = (KEY, "another")
     granted = host.run(
-        host.operations.attempting.try_acquire_all([host.claim("set", key=key) for key in keys], undo=True)
+        host.operations.attempting.try_acquire_all(
+            [host.claim("set", key=key) for key in keys], owns_lease_id=True
+        )
     )
     assert not isinstance(granted, Busy)
     world.now += 60
@@ -177,9 +179,13 @@ def test_a_damaged_mean_counts_as_unknown_and_is_replaced(world: World, host: Ho
 
 
 def test_times_that_cannot_be_right_leave_the_mean_as_it_is() -> None:
-    assert Ending("me", NOW, 4 * MIN).mean(NOW - 1) is None
-    assert Ending("me", NOW, None).mean(NOW) == 0
-    assert Ending("me", NOW, 8).mean(NOW) == 7
+    assert Hold("me", NOW, 4 * MIN).mean(NOW - ESTIMATES_DIFFER_MS - 1) is None
+    assert Hold("me", NOW, None).mean(NOW) == 0
+    assert Hold("me", NOW, 8).mean(NOW) == 7
+
+
+def test_a_short_lease_that_seems_to_end_before_its_grant_counts_as_0() -> None:
+    assert Hold("me", NOW, 8).mean(NOW - ESTIMATES_DIFFER_MS) == 7
 
 
 def test_a_lease_takes_the_mean_with_it_to_the_process_that_releases_it(world: World, host: Host) -> None:

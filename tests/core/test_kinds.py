@@ -295,7 +295,7 @@ def test_a_release_before_the_time_whose_answer_is_lost_is_none_the_less_one(wor
 def test_a_grant_that_nobody_was_told_of_is_not_held_for_a_while(world: World) -> None:
     world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
-        Host(world, "unlucky").take(min_hold_ms=60_000, undo=True)
+        Host(world, "unlucky").take(min_hold_ms=60_000, owns_lease_id=True)
 
     assert isinstance(Host(world, "next").take(), Granted)
 
@@ -337,7 +337,7 @@ def test_who_takes_over_from_the_dead_is_told_so_also_by_a_second_try(world: Wor
     winner = Host(world, "winner")
     winner.clock.answered = True
     claim = winner.claim()
-    operation = winner.start(winner.operations.attempting.try_acquire(claim, undo=False))
+    operation = winner.start(winner.operations.attempting.try_acquire(claim, owns_lease_id=False))
     operation.step()  # refused, as it is held
     world.faults.append(LOST)
     with pytest.raises(Exception, match="broke"):

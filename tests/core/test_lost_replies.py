@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.core.effects import Request
-from airflow_dynamo_lock.core.model.errors import LockTimeoutError, LockUnavailableError
+from airflow_dynamo_lock.core.model.errors import LockError, LockTimeoutError, LockUnavailableError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost, Released, Renewed
-from proof.simulator.stepped import KEY, LOST, LOST_THEN_RETRIED, UNSENT, Host, World
+from proof.simulator.stepped import CONFLICT, DENIED, KEY, LOST, LOST_THEN_RETRIED, UNSENT, Host, World
 
 
 @pytest.fixture(params=[True, False], ids=["refusal shows the item", "refusal hides the item"])
@@ -70,7 +70,7 @@ def test_a_reclaim_whose_answer_is_lost_is_found_as_well(world: World) -> None:
     Host(world, "dead").take()
     world.now += 41.0
     host = Host(world, "a")
-    reclaiming = host.start(host.operations.attempting.try_acquire(host.claim(), undo=False)).step()
+    reclaiming = host.start(host.operations.attempting.try_acquire(host.claim(), owns_lease_id=False)).step()
     if isinstance(reclaiming.effect, Request) and reclaiming.effect.action == "GetItem":
         reclaiming.step()
     world.faults.append(LOST_THEN_RETRIED)
@@ -153,7 +153,7 @@ def test_an_acquire_of_unknown_fate_is_undone_when_its_caller_gives_up(world: Wo
     world.faults.append(LOST)
 
     with pytest.raises(LockUnavailableError):
-        host.take(undo=True)
+        host.take(owns_lease_id=True)
 
     assert world.actions() == ["UpdateItem", "UpdateItem"]
     assert world.record().holders == {}
@@ -165,7 +165,7 @@ def test_an_acquire_interrupted_by_its_caller_is_undone(
     world: World, interruption: type[BaseException]
 ) -> None:
     host = Host(world, "a")
-    attempt = host.start(host.operations.attempting.try_acquire(host.claim(), undo=True))
+    attempt = host.start(host.operations.attempting.try_acquire(host.claim(), owns_lease_id=True))
     host.send(attempt.effect)  # type: ignore[arg-type]
 
     with pytest.raises(interruption):
@@ -176,7 +176,7 @@ def test_an_acquire_interrupted_by_its_caller_is_undone(
 
 def test_the_undo_of_an_acquire_is_not_waited_for_without_end(world: World) -> None:
     host = Host(world, "a")
-    attempt = host.start(host.operations.attempting.try_acquire(host.claim(), undo=True))
+    attempt = host.start(host.operations.attempting.try_acquire(host.claim(), owns_lease_id=True))
 
     undo = attempt.interrupt(KeyboardInterrupt()).effect
 
@@ -188,7 +188,7 @@ def test_an_acquire_that_never_arrived_needs_no_undo(world: World) -> None:
     world.faults.append(UNSENT)
 
     with pytest.raises(LockUnavailableError):
-        Host(world, "a").take(undo=True)
+        Host(world, "a").take(owns_lease_id=True)
     assert world.actions() == ["UpdateItem"]
 
 
@@ -200,7 +200,7 @@ def test_a_lease_id_that_another_process_may_be_using_is_never_undone(world: Wor
     world.faults.append(LOST)
 
     with pytest.raises(LockUnavailableError):
-        host.take("ti.id", undo=False)
+        host.take("ti.id", owns_lease_id=False)
 
     assert list(world.record().holders) == ["ti.id"]
 
@@ -209,7 +209,46 @@ def test_a_failing_undo_does_not_hide_why_the_acquire_failed(world: World) -> No
     world.faults.extend([LOST, UNSENT])
 
     with pytest.raises(LockUnavailableError, match="connection to DynamoDB broke"):
-        Host(world, "a").take(undo=True)
+        Host(world, "a").take(owns_lease_id=True)
+
+
+@pytest.mark.parametrize("fault", [DENIED, CONFLICT, UNSENT])
+def test_a_grant_whose_confirmation_fails_is_undone(make_world: Callable[..., World], fault: str) -> None:
+    """Whether the lease stays depends on the write that granted it, not on the request that failed after it."""
+    world = make_world()
+    host = Host(world, "a", wall_clock_offset=-60.0)  # its first grant needs a correction
+    world.faults.extend(["", fault])
+
+    with pytest.raises(LockError):
+        host.take(owns_lease_id=True)
+
+    assert world.record().holders == {}
+
+
+@pytest.mark.parametrize("fault", [DENIED, UNSENT])
+def test_a_set_whose_grants_cannot_be_read_is_released(world: World, fault: str) -> None:
+    host = Host(world, "a")
+    world.faults.extend(["", fault])
+
+    with pytest.raises(LockError):
+        host.run(
+            host.operations.attempting.try_acquire_all(
+                [host.claim(key=key) for key in "xy"], owns_lease_id=True
+            )
+        )
+
+    assert [world.record(key).holders for key in "xy"] == [{}, {}]
+
+
+def test_a_lease_that_an_earlier_attempt_of_the_sdk_acquired_is_released(world: World) -> None:
+    """The SDK repeated the write, and no request shows what became of its first attempt."""
+    host = Host(world, "a")
+    world.faults.extend([LOST_THEN_RETRIED, DENIED])
+
+    with pytest.raises(LockError):
+        host.take(owns_lease_id=True)
+
+    assert world.record().holders == {}
 
 
 # -- waiting through failures ---------------------------------------------------------------------------------------
@@ -247,7 +286,7 @@ def test_a_lease_id_given_by_the_caller_stays_the_same_through_all_tries(world: 
     host = Host(world, "a")
     world.faults.extend([UNSENT, LOST, UNSENT])
 
-    granted = host.start_acquire(undo=False).finish()
+    granted = host.start_acquire(owns_lease_id=False).finish()
 
     assert granted.claim.lease_id == "a"
     assert list(world.record().holders) == ["a"]
@@ -271,7 +310,7 @@ def test_the_time_that_failures_take_is_part_of_the_time_that_there_is(
     how: dict[str, Any] = {"now": host.now(), "timeout": 20.0, "poll_interval": poll_interval}
     operations = host.operations
     operation: Any = (
-        operations.acquiring.acquire(host.claim(), undo=False, **how)
+        operations.acquiring.acquire(host.claim(), owns_lease_id=False, **how)
         if takes
         else operations.acquiring.wait(KEY, 1, **how)
     )
@@ -333,7 +372,7 @@ def test_waiting_for_room_that_never_reaches_dynamodb_says_so_in_the_end(world: 
 def test_an_error_that_is_not_understood_is_never_a_grant(world: World) -> None:
     """peers.md, 1: a lock counted as taken when the write had failed for any reason but the condition."""
     host = Host(world, "a")
-    attempt = host.start(host.operations.attempting.try_acquire(host.claim(), undo=False))
+    attempt = host.start(host.operations.attempting.try_acquire(host.claim(), owns_lease_id=False))
 
     with pytest.raises(RuntimeError):
         attempt.interrupt(RuntimeError("something new"))

@@ -620,6 +620,17 @@ def test_any_other_failure_is_told_to_everybody_who_waits(failure: Exception) ->
     assert sorted(poll.told, key=str) == [("a", failure), ("b", failure)]
 
 
+def test_a_failure_is_logged_for_those_who_listen_for_the_end_of_a_lease(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    poll = Poll()
+    poll.look("a", "lease")
+    poll.once(LockAccessError("not allowed"))
+
+    assert "not allowed" in caplog.text
+    assert poll.told == []
+
+
 def test_one_failed_request_of_several_does_not_keep_the_others_from_being_looked_at() -> None:
     poll = Poll()
     for number in range(150):

@@ -51,7 +51,7 @@ def test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused(world: World)
     Host(world, "alive").heartbeat()
     late = Host(world, "second").start(
         Host(world, "second").operations.attempting.try_acquire(
-            Host(world, "second").claim("ti", capacity=2), undo=False
+            Host(world, "second").claim("ti", capacity=2), owns_lease_id=False
         )
     )
     late.step()
@@ -69,7 +69,7 @@ def test_a_late_claim_takes_no_slot_of_another_capacity(world: World) -> None:
     Host(world, "holder").take(capacity=3)
     late = Host(world, "late").start(
         Host(world, "late").operations.attempting.try_acquire(
-            Host(world, "late").claim(capacity=3), undo=False
+            Host(world, "late").claim(capacity=3), owns_lease_id=False
         )
     )
     late.step()
@@ -115,7 +115,9 @@ def test_a_claim_leaves_slots_for_those_before_it_in_the_queue(world: World) -> 
     host = Host(world, "a")
     Host(world, "b").take(slots=2, capacity=3)
 
-    write = NativeFormat(TABLE).acquire_slots(host.claim(capacity=3), host.stamp(), world.record(), leave=1)
+    write = NativeFormat(TABLE).acquire_slots(
+        host.claim(capacity=3), host.stamp(), world.record(), reserved=1
+    )
 
     assert host.send(write).refused
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.core.effects import Operation, Request, Sleep, Stamp, T, WaitForSlots
-from airflow_dynamo_lock.core.model.errors import LockTimeoutError
+from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep, Stamp, T, WaitForSlots
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockTimeoutError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import Waiter
 from airflow_dynamo_lock.core.queue.view import queue_positions
@@ -16,9 +17,11 @@ from airflow_dynamo_lock.core.table.position import ticket_of
 from proof.simulator.stepped import KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT, Host, Paused, World
 
 
-def waiting(host: Host, *, timeout: float | None = None, undo: bool = True, **claim: Any) -> Paused[Granted]:
+def waiting(
+    host: Host, *, timeout: float | None = None, owns_lease_id: bool = True, **claim: Any
+) -> Paused[Granted]:
     """Somebody who wants the lock, has found it taken, and stands in line by now."""
-    return until_waiting(host.start_acquire(timeout=timeout, undo=undo, **claim))
+    return until_waiting(host.start_acquire(timeout=timeout, owns_lease_id=owns_lease_id, **claim))
 
 
 def until_waiting(paused: Paused[T]) -> Paused[T]:
@@ -302,6 +305,25 @@ def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> N
     assert isinstance(second.take(), Granted)
 
 
+def test_an_entry_that_cannot_be_removed_does_not_keep_others_from_being_removed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, answer = Host(world), world.answer
+
+    def deny_some(request: Request, clock: Callable[[], float]) -> Reply:
+        if request.params["Key"]["key"]["S"] in ("a", "b"):
+            raise LockAccessError("AWS denies access.")
+        return answer(request, clock)
+
+    monkeypatch.setattr(world, "answer", deny_some)
+    for key in "abcd":
+        host.queue.discard(key, ["place"])
+
+    run_a_while(host, host.presence.maintain(), 4.0)
+
+    assert {key for key, _ in host.queue.leftovers} == {"a", "b"}
+
+
 @pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
 def test_a_place_that_may_still_be_taken_late_is_cleared_away_for_as_long(world: World, fate: str) -> None:
     holder, first = Host(world, "holder"), Host(world, "first")
@@ -337,8 +359,8 @@ def test_a_place_that_is_left_to_another_process_and_taken_late_is_a_dead_ones(w
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     for key in (KEY, "other"):
         holder.take(key=key, lease_ms=3_600_000)
-    waiting(first, key="other", undo=False)  # so that its process goes on showing that it lives
-    one = first.start_acquire("ti-1", undo=False).until("PutItem")
+    waiting(first, key="other", owns_lease_id=False)  # so that its process goes on showing that it lives
+    one = first.start_acquire("ti-1", owns_lease_id=False).until("PutItem")
     put = one.request.params
     world.faults.append(LOST)
     one.step()
@@ -363,8 +385,8 @@ def test_a_place_that_is_left_to_another_process_and_taken_late_is_a_dead_ones(w
 def test_a_process_that_was_stalled_does_not_take_a_waiter_from_the_one_that_goes_on(world: World) -> None:
     holder, stalled, next_one = (Host(world, name) for name in ("holder", "stalled", "next"))
     holder.take(lease_ms=3_600_000)
-    one = waiting(stalled, lease_id="ti-1", undo=False)
-    waiting(next_one, lease_id="ti-1", undo=False)
+    one = waiting(stalled, lease_id="ti-1", owns_lease_id=False)
+    waiting(next_one, lease_id="ti-1", owns_lease_id=False)
     with pytest.raises(CancelledError):
         one.interrupt(CancelledError())
 
@@ -431,7 +453,7 @@ def test_a_waiter_that_goes_on_in_another_process_keeps_its_place(world: World, 
         Host(world, name) for name in ("holder", "triggerer", "second", "next triggerer")
     )
     holder.take(lease_ms=3_600_000)
-    one = waiting(triggerer, lease_id="ti-1", undo=False)
+    one = waiting(triggerer, lease_id="ti-1", owns_lease_id=False)
     with pytest.raises(KeyboardInterrupt):
         one.interrupt(KeyboardInterrupt())
     run_a_while(triggerer, triggerer.presence.maintain(), 3.0)
@@ -439,7 +461,7 @@ def test_a_waiter_that_goes_on_in_another_process_keeps_its_place(world: World, 
     world.now += away
     two = waiting(second)
 
-    one = waiting(next_one, lease_id="ti-1", undo=False)
+    one = waiting(next_one, lease_id="ti-1", owns_lease_id=False)
 
     assert len(line(world)) == 2
     holder.release()
@@ -451,7 +473,7 @@ def test_who_leaves_the_look_at_the_line_to_another_looks_himself_if_that_fails(
     holder, triggerer = Host(world, "holder"), Host(world, "triggerer")
     holder.take(lease_ms=3_600_000)
 
-    one, two = (triggerer.start_acquire(lease_id, undo=False) for lease_id in ("ti-1", "ti-2"))
+    one, two = (triggerer.start_acquire(lease_id, owns_lease_id=False) for lease_id in ("ti-1", "ti-2"))
     one.until("Query")
     while not isinstance(two.effect, Sleep):
         two.step()
@@ -468,7 +490,7 @@ def test_who_leaves_the_look_at_the_line_to_another_looks_himself_if_that_fails(
 def test_who_resigns_for_a_waiter_frees_its_place_at_once(world: World) -> None:
     holder, triggerer, second = (Host(world, name) for name in ("holder", "triggerer", "second"))
     holder.take()
-    one = waiting(triggerer, lease_id="ti-1", undo=False)
+    one = waiting(triggerer, lease_id="ti-1", owns_lease_id=False)
     two = waiting(second)
     with pytest.raises(KeyboardInterrupt):
         one.interrupt(KeyboardInterrupt())
@@ -483,7 +505,7 @@ def test_who_resigns_for_a_waiter_frees_its_place_at_once(world: World) -> None:
 def test_a_place_that_nobody_goes_on_in_is_a_dead_ones(world: World) -> None:
     holder, triggerer, second = (Host(world, name) for name in ("holder", "triggerer", "second"))
     holder.take(lease_ms=3_600_000)
-    one = waiting(triggerer, lease_id="ti-1", undo=False)
+    one = waiting(triggerer, lease_id="ti-1", owns_lease_id=False)
     with pytest.raises(KeyboardInterrupt):
         one.interrupt(KeyboardInterrupt())
     run_a_while(triggerer, triggerer.presence.maintain(), 3.0)
@@ -516,8 +538,8 @@ def test_a_waiter_whose_entry_is_gone_stands_in_line_again(world: World) -> None
 def test_a_later_attempt_does_not_wait_behind_an_earlier_one(world: World) -> None:
     holder, triggerer = Host(world, "holder"), Host(world, "triggerer")
     holder.take()
-    waiting(triggerer, lease_id="ti-1", undo=False, attempt_of="run")
-    again = waiting(Host(world, "next"), lease_id="ti-2", undo=False, attempt_of="run")
+    waiting(triggerer, lease_id="ti-1", owns_lease_id=False, attempt_of="run")
+    again = waiting(Host(world, "next"), lease_id="ti-2", owns_lease_id=False, attempt_of="run")
     holder.release()
 
     assert woken(again) is not None

@@ -15,7 +15,7 @@ from airflow_dynamo_lock.core.model.errors import (
     LockNotHeldError,
     LockUnavailableError,
 )
-from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.outcomes import Broken, Busy, Draining, Granted, Lost, Released, Renewed
 from proof.simulator.stepped import (
     BEGIN_MS,
@@ -28,6 +28,7 @@ from proof.simulator.stepped import (
     UNSENT,
     Host,
     World,
+    a_lease,
 )
 
 
@@ -466,6 +467,35 @@ def release(world: World, host: Host, monkeypatch: pytest.MonkeyPatch) -> Callab
     return lambda patience: host.run(client.release(lease, patience))
 
 
+def test_what_an_attempt_has_released_of_a_set_is_released(
+    world: World, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "monotonic", host.now)
+    client = ClientCore(TABLE, "a", 30.0, None, 15.0, 10.0)
+    keys = ("one", "two", "three")
+    for key in keys:
+        host.take(key=key)
+    world.faults.extend([UNSENT, "", UNSENT])  # the transaction, the first release, the second one
+
+    outcome = host.run(client.release(LeaseSet(tuple(a_lease("a", key) for key in keys)), None))
+
+    assert outcome == Released()
+    assert [world.record(key).holders for key in keys] == [{}] * 3
+
+
+def test_a_lost_lease_of_a_set_is_not_taken_for_one_whose_release_was_not_answered(
+    world: World, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "monotonic", host.now)
+    client = ClientCore(TABLE, "a", 30.0, None, 15.0, 10.0)
+    host.take(key="two")
+    world.faults.extend([UNSENT, "", "", LOST, LOST])
+
+    outcome = host.run(client.release(LeaseSet((a_lease("a", "one"), a_lease("a", "two"))), None))
+
+    assert isinstance(outcome, Lost)
+
+
 def test_the_impatient_are_told_at_once(world: World, release: Callable[..., Any]) -> None:
     for fate, failure in ((UNSENT, LockUnavailableError), (DENIED, LockAccessError)):
         world.faults.append(fate)
@@ -494,6 +524,15 @@ def test_a_patient_release_that_was_applied_unheard_is_a_release(
     world: World, release: Callable[..., Any]
 ) -> None:
     world.faults.extend([LOST, LOST, UNSENT, DENIED])
+
+    assert release(None) == Released()
+
+
+@pytest.mark.parametrize("fault", [UNSENT, DENIED])
+def test_a_release_that_was_applied_before_it_failed_is_a_release(
+    world: World, release: Callable[..., Any], fault: str
+) -> None:
+    world.faults.extend([LOST, fault])
 
     assert release(None) == Released()
 

@@ -14,6 +14,7 @@ from airflow_dynamo_lock.core.model.errors import (
     LockNotFoundError,
     LockRecordError,
     LockTimeoutError,
+    LockUnavailableError,
 )
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.limits import SHARED
@@ -26,8 +27,10 @@ def claims(host: Host, keys: str, **options: Any) -> list[Claim]:
     return [host.claim(key=key, **options) for key in keys]
 
 
-def take_all(host: Host, keys: str, *, undo: bool = False, **options: Any) -> Any:
-    return host.run(host.operations.attempting.try_acquire_all(claims(host, keys, **options), undo=undo))
+def take_all(host: Host, keys: str, *, owns_lease_id: bool = False, **options: Any) -> Any:
+    return host.run(
+        host.operations.attempting.try_acquire_all(claims(host, keys, **options), owns_lease_id=owns_lease_id)
+    )
 
 
 def waiting_for(
@@ -35,7 +38,7 @@ def waiting_for(
 ) -> Paused[tuple[Granted, ...]]:
     """Somebody who wants them all, has found one taken, and stands in line by now."""
     operation = host.operations.acquiring.acquire_all(
-        claims(host, keys, **options), now=host.now(), timeout=timeout, poll_interval=1.0, undo=True
+        claims(host, keys, **options), now=host.now(), timeout=timeout, poll_interval=1.0, owns_lease_id=True
     )
     return until_waiting(host.start(operation))
 
@@ -66,7 +69,7 @@ def test_locks_never_used_before_are_taken_together_with_two_requests(world: Wor
 def test_if_one_is_busy_none_is_taken_and_the_refusal_says_which_and_by_whom(world: World) -> None:
     Host(world, "prod/etl").run(
         Host(world, "prod/etl").operations.attempting.try_acquire(
-            claims(Host(world, "prod/etl"), "b")[0], undo=False
+            claims(Host(world, "prod/etl"), "b")[0], owns_lease_id=False
         )
     )
 
@@ -132,13 +135,13 @@ def test_an_answer_that_is_lost_loses_nothing(world: World, fate: str) -> None:
 def test_a_caller_that_gives_up_undoes_what_may_have_been_taken(world: World) -> None:
     world.faults.append(LOST)
     with pytest.raises(Exception, match="broke"):
-        take_all(Host(world, "me"), "ab", undo=True)
+        take_all(Host(world, "me"), "ab", owns_lease_id=True)
     assert holders(world, "ab") == {"a": [], "b": []}
 
 
 def test_one_that_was_broken_before_the_answer_was_heard_is_taken_again(world: World) -> None:
     me, person = Host(world, "me"), Host(world, "person")
-    taking = me.start(me.operations.attempting.try_acquire_all(claims(me, "ab"), undo=False)).step()
+    taking = me.start(me.operations.attempting.try_acquire_all(claims(me, "ab"), owns_lease_id=False)).step()
     person.run(person.operations.admin.break_("b", "me"))
 
     granted = taking.finish()
@@ -231,7 +234,7 @@ def test_who_draws_at_the_same_time_draws_again(world: World) -> None:
     take_all(holder, "ab")
     drawing = one.start(
         one.operations.acquiring.acquire_all(
-            claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, undo=True
+            claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, owns_lease_id=True
         )
     )
     while world.actions()[-1] != "BatchGetItem" or len(world.sent) < 4:
@@ -252,7 +255,7 @@ def test_of_two_sets_one_comes_first_in_every_queue(world: World, requests: int)
     already = len(world.sent)
     first = one.start(
         one.operations.acquiring.acquire_all(
-            claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, undo=True
+            claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, owns_lease_id=True
         )
     )
     while isinstance(first.effect, Request) and len(world.sent) < already + requests:
@@ -338,13 +341,33 @@ def test_the_keeper_of_a_set_keeps_what_is_left_of_it(world: World) -> None:
 
 def test_what_is_left_of_a_set_that_was_lost_before_it_was_heard_of_is_given_back(world: World) -> None:
     me, person, thief = (Host(world, name) for name in ("me", "person", "thief"))
-    taking = me.start(me.operations.attempting.try_acquire_all(claims(me, "ab"), undo=True)).step()
+    taking = me.start(me.operations.attempting.try_acquire_all(claims(me, "ab"), owns_lease_id=True)).step()
     person.run(person.operations.admin.break_("b", "me"))
     take_all(thief, "b")
 
     assert isinstance(taking.finish(), Busy)
 
     assert holders(world, "ab") == {"a": [], "b": ["thief"]}
+
+
+def test_a_late_undo_of_a_set_does_not_release_what_its_next_attempt_was_granted(world: World) -> None:
+    me, person, thief = (Host(world, name) for name in ("me", "person", "thief"))
+    acquiring = me.start(
+        me.operations.acquiring.acquire_all(
+            claims(me, "ab"), now=me.now(), timeout=None, poll_interval=1.0, owns_lease_id=True
+        )
+    ).step()
+    person.run(person.operations.admin.break_("b", "me"))
+    take_all(thief, "b")
+    undo = acquiring.step().until("TransactWriteItems").request
+    acquiring.interrupt(LockUnavailableError("not answered in time", maybe_applied=True))
+    until_waiting(acquiring)
+    release_all(thief, "b")
+    granted = acquiring.finish()
+
+    me.send(undo)
+
+    assert holders(world, "ab") == {key: [granted[0].claim.lease_id] for key in "ab"}
 
 
 def test_one_whose_record_is_damaged_leaves_the_others_to_their_own_end(world: World) -> None:

@@ -13,7 +13,7 @@ from airflow_dynamo_lock.core.effects import Request
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.decisions import UNKNOWN, Removal
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Enter, Heartbeat
-from airflow_dynamo_lock.core.model.ending import Ending
+from airflow_dynamo_lock.core.model.hold import Hold
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
 from airflow_dynamo_lock.core.table.grant_writes import GrantWrites
 from airflow_dynamo_lock.core.table.items import ATTRIBUTES, holder_values, waiter_values
@@ -54,7 +54,7 @@ MADE: Mapping[str, Sequence[Request]] = {
         f"renew {type(edit).__name__}": [WRITES.renew(KEY, "me", 30_000, STAMP, edit, seen) for seen in seens]
         for edit, seens in (
             (Heartbeat(), (None, "v1")),
-            (Change(30_000, {"a": 1}), (None, "v1")),
+            (Change(longer=True, data={"a": 1}), (None, "v1")),
             (Enter("p"), (None, "v1")),
             (Drain(), (None, "v1")),
             (CoolDown(1), ("v1",)),
@@ -62,7 +62,7 @@ MADE: Mapping[str, Sequence[Request]] = {
     },
     "leave": [WRITES.leave(KEY, "me", "p", 30_000, STAMP)],
     "release": [
-        WRITES.release(KEY, "me", 1, STAMP, confirmed=True, ending=Ending("me", 1, None), leaving=leaving)
+        WRITES.release(KEY, "me", 1, STAMP, confirmed=True, hold=Hold("me", 1, None), leaving=leaving)
         for leaving in (None, "p")
     ],
     "break_": [WRITES.break_(KEY, a_holder("me"), STAMP, UNKNOWN)],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.core.lock.survey import survey
-from airflow_dynamo_lock.core.model.errors import LockRecordError
+from airflow_dynamo_lock.core.model.errors import LockRecordError, LockVersionError
 from airflow_dynamo_lock.core.model.state import LockState
 from proof.simulator.stepped import TABLE, Host, World
 from tests.core.test_queue import run_a_while, waiting
@@ -63,6 +63,17 @@ def test_a_waiter_is_shown_for_as_long_as_its_process_sends_heartbeats(world: Wo
     assert state.waited_ms == pytest.approx(60_000, abs=3000)
 
 
+def test_a_waiter_is_shown_where_answers_have_no_date(world: World) -> None:
+    """DynamoDB Local sends none. Then nothing in the table says how old a heartbeat is."""
+    world.dates = False
+    Host(world, "holder").take(key="a", lease_ms=3_600_000)
+    living = Host(world, "living")
+    waits = waiting(living, key="a")
+    run_a_while(living, living.presence.maintain(), 120.0)
+    assert owners(surveyed(world)["a"]) == ["living"]
+    assert waits.effect is not None
+
+
 def test_a_waiter_that_was_granted_the_lock_is_no_waiter_any_more(world: World) -> None:
     holder = Host(world, "holder")
     holder.take(key="a")
@@ -90,6 +101,21 @@ def test_a_damaged_record_is_left_out_and_reported(world: World) -> None:
     told: list[LockRecordError] = []
     assert set(surveyed(world, on_damaged=told.append)) == {"good"}
     assert "'bad'" in str(told[0])
+
+
+def test_waiters_of_a_newer_version_are_left_out_and_reported_once(world: World) -> None:
+    Host(world, "holder").take(key="a")
+    for name in ("first", "newer", "another"):
+        waiting(Host(world, name), key="a")
+    for entry in world.client.scan(TableName=TABLE)["Items"]:
+        if entry.get("owner", {}).get("S") in ("newer", "another"):
+            world.client.put_item(TableName=TABLE, Item={**entry, "format_version": {"N": "2"}})
+    told: list[LockRecordError] = []
+
+    found = surveyed(world, on_damaged=told.append)
+
+    assert owners(found["a"]) == ["first"]
+    assert [type(each) for each in told] == [LockVersionError]
 
 
 def test_a_damaged_record_is_logged_by_default(world: World, caplog: pytest.LogCaptureFixture) -> None:

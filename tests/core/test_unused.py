@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from airflow_dynamo_lock.core.effects import Reply
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.record import LockRecord
-from airflow_dynamo_lock.core.queue.unused import PATIENCE, UnusedSlots
+from airflow_dynamo_lock.core.queue.unused import PASS_OVER_AFTER, UnusedSlots
 from proof.simulator.stepped import KEY, Host, Paused, World
 from tests.core.test_queue import until_waiting, waiting, woken
 
@@ -51,6 +52,26 @@ def test_the_time_begins_anew_when_slots_were_granted(token: int, free: int) -> 
     unused.see(a_record(), 1, a_reply(0.0))
     assert unused.see(a_record(token), free, a_reply(3.0)) == 0
     assert unused.see(a_record(token), 1, a_reply(4.9)) == 0
+
+
+def test_other_threads_may_read_locks_and_queues_while_old_reads_are_forgotten(world: World) -> None:
+    reader = Host(world).queue.reader
+
+    class Moment(float):
+        """A time. When it is compared with another one, another thread adds what it has read."""
+
+        def __rsub__(self, now: float) -> float:
+            reader.unused.see(replace(a_record(), key=f"new {now}"), 1, a_reply(now))
+            reader._read[f"new {now}"] = now, []
+            return now - float(self)
+
+    reader.unused.see(a_record(), 1, a_reply(Moment(0.0)))
+    reader._read["k"] = Moment(0.0), []
+    for now in (1.0, 2.0):
+        reader.forget_old_reads(now)
+
+    assert "k" in reader.unused._seen
+    assert "k" in reader._read
 
 
 def test_waiters_claim_unused_slots_once_in_two_seconds() -> None:
@@ -96,7 +117,7 @@ def test_a_free_lock_is_not_left_for_longer_to_those_who_do_not_take_it(
     last = waiting(Host(world, "behind"))
     holder.release()
     assert woken(last) is None, "those ahead may come yet"
-    world.now += PATIENCE + 0.5
+    world.now += PASS_OVER_AFTER + 0.5
     assert woken(last) is not None
     assert world.record().queue_head is not None, "those ahead are still waiting"
 
@@ -109,7 +130,7 @@ def test_a_free_lock_is_not_left_to_one_who_would_use_it_as_a_semaphore(world: W
     waiting(Host(world, "semaphore"), capacity=5, slots=3)
     last = waiting(Host(world, "behind"))
     assert woken(last) is None
-    world.now += PATIENCE + 0.5
+    world.now += PASS_OVER_AFTER + 0.5
     assert woken(last) is not None
 
 
@@ -119,7 +140,7 @@ def test_those_who_were_passed_over_are_next(world: World) -> None:
     first, second, last = waiting(slow), waiting(quick), waiting(third)
     holder.release()
     assert woken(second) is None
-    world.now += PATIENCE + 0.5
+    world.now += PASS_OVER_AFTER + 0.5
     assert woken(second) is not None
     quick.release()
     assert woken(last) is None
@@ -132,7 +153,7 @@ def test_a_late_write_passes_over_nobody_if_the_lock_was_granted_meanwhile(world
     first, second = waiting(slow), waiting(quick)
     holder.release()
     assert woken(second) is None
-    world.now += PATIENCE + 0.5
+    world.now += PASS_OVER_AFTER + 0.5
     second.step().until("UpdateItem")  # its write is on its way
     assert Host(world, "unfair").take(fair=False)
     Host(world, "unfair").release()
@@ -150,7 +171,7 @@ def test_a_waiter_for_several_locks_is_not_passed_over(world: World) -> None:
     until_waiting(
         both.start(
             both.operations.acquiring.acquire_all(
-                claims, now=both.now(), timeout=None, poll_interval=1.0, undo=True
+                claims, now=both.now(), timeout=None, poll_interval=1.0, owns_lease_id=True
             )
         )
     )
@@ -158,14 +179,14 @@ def test_a_waiter_for_several_locks_is_not_passed_over(world: World) -> None:
     Host(world, "holder").release()
     for _ in range(3):
         assert woken(last) is None
-        world.now += PATIENCE + 0.5
+        world.now += PASS_OVER_AFTER + 0.5
 
 
 def test_one_who_wants_more_slots_than_are_unused_is_not_passed_over(world: World) -> None:
     last = one_of_two_slots_is_released(world, wants=2)
     for _ in range(3):
         assert woken(last) is None
-        world.now += PATIENCE + 0.5
+        world.now += PASS_OVER_AFTER + 0.5
 
 
 def test_a_writer_is_not_passed_over_while_there_are_readers(world: World) -> None:
@@ -175,11 +196,11 @@ def test_a_writer_is_not_passed_over_while_there_are_readers(world: World) -> No
     late = waiting(Host(world, "late reader"), capacity=SHARED)
     for _ in range(3):
         assert woken(late) is None
-        world.now += PATIENCE + 0.5
+        world.now += PASS_OVER_AFTER + 0.5
 
 
 def test_slots_of_a_semaphore_are_not_left_to_one_who_does_not_take_them(world: World) -> None:
     last = one_of_two_slots_is_released(world, wants=1)
     assert woken(last) is None
-    world.now += PATIENCE + 0.5
+    world.now += PASS_OVER_AFTER + 0.5
     assert woken(last) is not None

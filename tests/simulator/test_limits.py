@@ -31,6 +31,11 @@ LIMITS = {
     "4,097 bytes of an expression": (_of_bytes(4097), False),
     "299 operators": (_comparisons(150), True),
     "301 operators": (_comparisons(151), False),
+    "parentheses within a condition": ("#n = :n AND (#n = :n OR (#n = :n AND #n = :n))", True),
+    "redundant parentheses": ("((#n = :n))", False),
+    "redundant parentheses after AND": ("#n = :n AND ((#n = :n))", False),
+    "redundant parentheses after NOT": ("NOT ((#n = :n))", False),
+    "parentheses of a function": ("attribute_exists (#n) AND (attribute_exists(#n))", True),
 }
 
 
@@ -73,6 +78,11 @@ def test_so_does_the_simulated_table(condition: str, fits: bool) -> None:
     else:
         with pytest.raises(InvalidExpression):
             table.write("Update", _update(condition), 0.0)
+
+
+@pytest.mark.parametrize("condition", ["attribute_exists((#n))", "size ((#n)) > :n", "#n IN ((:n))"])
+def test_parentheses_in_those_of_a_function_or_of_in_are_not_redundant(condition: str) -> None:
+    limits.check("UpdateItem", _update(condition))
 
 
 def test_the_simulated_table_refuses_an_item_that_is_too_large() -> None:

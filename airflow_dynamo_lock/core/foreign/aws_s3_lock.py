@@ -44,11 +44,12 @@ from airflow_dynamo_lock.core.model.arguments import checked_key
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
-from airflow_dynamo_lock.core.model.ending import Ending
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
+from airflow_dynamo_lock.core.model.hold import Hold
+from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.model.text import utc
-from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS, took_over
+from airflow_dynamo_lock.core.table.expressions import took_over
 from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
 from airflow_dynamo_lock.core.table.items import holder_values
@@ -93,7 +94,11 @@ class S3Objects(S3Requests, OneHolder):
         return key
 
     def acquire_idle(
-        self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
+        self,
+        claim: Claim,
+        stamp: Stamp,
+        seen: LockRecord | None = None,
+        head_update: HeadUpdate = QUEUE_EMPTY,
     ) -> Request:
         """Acquire a lock that is free or has no object."""
 
@@ -110,8 +115,8 @@ class S3Objects(S3Requests, OneHolder):
         record: LockRecord,
         dead: Sequence[Holder],
         stamp: Stamp,
-        turn: HeadUpdate = QUEUE_EMPTY,
-        leave: int = 0,
+        head_update: HeadUpdate = QUEUE_EMPTY,
+        reserved: int = 0,
     ) -> Request:
         """Replace a dead holder, on condition that it has not changed since it was found dead (R3).
 
@@ -179,7 +184,7 @@ class S3Objects(S3Requests, OneHolder):
     ) -> Request:
         """Write a heartbeat: it proves that the holder is alive, and makes an edit.
 
-        :param lease_ms: new length of a lease that is drained, milliseconds. Other edits do not use it.
+        :param lease_ms: length of the lease if the edit changes it, milliseconds.
         :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
         :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
         """
@@ -187,9 +192,8 @@ class S3Objects(S3Requests, OneHolder):
             case Heartbeat():
                 return self._renewal(key, lease_id, stamp, seen)
             case Change():
-                return self._renewal(
-                    key, lease_id, stamp, seen, unless_draining=True, longer_lease_ms=edit.lease_ms
-                )
+                length = lease_ms if edit.longer else None
+                return self._renewal(key, lease_id, stamp, seen, unless_draining=True, longer_lease_ms=length)
             case Enter():
                 return self._renewal(key, lease_id, stamp, seen, unless_draining=True, enters=edit.process)
             case Drain():
@@ -274,11 +278,11 @@ class S3Objects(S3Requests, OneHolder):
         stamp: Stamp,
         *,
         confirmed: bool,
-        ending: Ending | None = None,
+        hold: Hold | None = None,
         leaving: str | None = None,
     ) -> Request:
         """Free the lock, if no process but `leaving` is inside (R8). There is no token and no queue, so `confirmed` and
-        `ending` are not used."""
+        `hold` are not used."""
         inside = set() if leaving is None else {leaving}
 
         def change(now: Object | None) -> Object | None:

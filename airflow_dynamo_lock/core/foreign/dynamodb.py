@@ -22,7 +22,7 @@ from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
-from airflow_dynamo_lock.core.model.ending import Ending
+from airflow_dynamo_lock.core.model.hold import Hold
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.codec import encode
@@ -38,7 +38,11 @@ class ForeignTable(ForeignItem):
     """Builds the requests on a DynamoDB table of another library. A subclass defines the attributes."""
 
     def acquire_idle(
-        self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
+        self,
+        claim: Claim,
+        stamp: Stamp,
+        seen: LockRecord | None = None,
+        head_update: HeadUpdate = QUEUE_EMPTY,
     ) -> Request:
         """Acquire a lock that is free or has no item."""
         condition, values = self.free_condition
@@ -52,8 +56,8 @@ class ForeignTable(ForeignItem):
         record: LockRecord,
         dead: Sequence[Holder],
         stamp: Stamp,
-        turn: HeadUpdate = QUEUE_EMPTY,
-        leave: int = 0,
+        head_update: HeadUpdate = QUEUE_EMPTY,
+        reserved: int = 0,
     ) -> Request:
         """Replace a dead holder, on condition that it has not changed since it was found dead (R3).
 
@@ -103,7 +107,7 @@ class ForeignTable(ForeignItem):
     ) -> Request:
         """Write a heartbeat: it proves that the holder is alive, and makes an edit.
 
-        :param lease_ms: new length of a lease that is drained, milliseconds. Other edits do not use it.
+        :param lease_ms: length of the lease if the edit changes it, milliseconds.
         :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
         :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
         """
@@ -112,11 +116,10 @@ class ForeignTable(ForeignItem):
                 return self._renewal(key, lease_id, stamp, seen)
             case Change():
                 condition = _NOT_DRAINING
-                if edit.lease_ms is not None:
+                if edit.longer:
                     condition += " AND #ours.#lease_ms <= :new_lease_ms"
-                return self._renewal(
-                    key, lease_id, stamp, seen, condition, lease_ms=edit.lease_ms, data=edit.data
-                )
+                length = lease_ms if edit.longer else None
+                return self._renewal(key, lease_id, stamp, seen, condition, lease_ms=length, data=edit.data)
             case Enter():
                 sets = {"processes.#process": stamp.best_ms}
                 return self._renewal(
@@ -163,11 +166,11 @@ class ForeignTable(ForeignItem):
         stamp: Stamp,
         *,
         confirmed: bool,
-        ending: Ending | None = None,
+        hold: Hold | None = None,
         leaving: str | None = None,
     ) -> Request:
         """Free the lock, if no process but `leaving` is inside (R8). There is no token and no queue, so `confirmed` and
-        `ending` are not used."""
+        `hold` are not used."""
         inside = "size(#ours.#processes) = :inside"
         if leaving is not None:
             inside += " AND attribute_exists(#ours.#processes.#process)"

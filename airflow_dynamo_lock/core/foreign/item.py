@@ -13,9 +13,10 @@ from airflow_dynamo_lock.core.foreign.one_holder import OneHolder
 from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.arguments import checked_key
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
+from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table.codec import decode, encode
-from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS, placeholders
+from airflow_dynamo_lock.core.table.expressions import placeholders
 from airflow_dynamo_lock.core.table.items import read_holder
 from airflow_dynamo_lock.core.table.reads import TableReads
 

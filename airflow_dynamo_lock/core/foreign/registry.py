@@ -26,7 +26,7 @@ def format_of(
     """The table format called `name`, for one table.
 
     :param table: name or ARN of the table; in the format ``s3``, name of the bucket.
-    :param max_clock_skew_ms: largest difference between clocks, milliseconds.
+    :param max_clock_skew_ms: the client's `max_clock_skew`, milliseconds.
     :param partition_key: name of the table's partition key; None for the default of the format's library.
     :param sort_key: name of the table's sort key; None for the default of the format's library.
     :raises LockValueError: there is no such format, its keys cannot be named, or the name of the table is not

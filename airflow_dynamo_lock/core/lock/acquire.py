@@ -13,13 +13,7 @@ from airflow_dynamo_lock.core.lock.nested import NestedWait
 from airflow_dynamo_lock.core.lock.requests import Requests
 from airflow_dynamo_lock.core.model.capacity import check_pinned, should_wake
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.errors import (
-    LockDeadlockError,
-    LockError,
-    LockRemovedError,
-    LockTimeoutError,
-    LockUnavailableError,
-)
+from airflow_dynamo_lock.core.model.errors import LockError, LockTimeoutError, LockUnavailableError
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition, Waiter
@@ -30,8 +24,6 @@ from airflow_dynamo_lock.log import log
 
 # Shortest timeout of a request, in seconds, even if the caller has less time left.
 _ANSWER_WITHIN = 3.0
-# Errors after which a waiter does not come back, so it leaves its queues at once.
-_ENDS_THE_WAIT = (LockDeadlockError, LockRemovedError, LockTimeoutError)
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class Acquiring:
         now: float,
         timeout: float | None,
         poll_interval: float,
-        undo: bool,
+        owns_lease_id: bool,
         on_busy: Callable[[LockRecord], None] | None = None,
         on_position: Callable[[QueuePosition], None] | None = None,
         holding: Sequence[Lease] = (),
@@ -69,7 +61,7 @@ class Acquiring:
         :param now: monotonic seconds.
         :param timeout: maximum time to wait, in seconds; 0 tries once, None waits without a limit.
         :param poll_interval: seconds between reads of the table.
-        :param undo: no other process uses the lease id (`Attempting.try_acquire_all`).
+        :param owns_lease_id: no other process uses the lease id (`Attempting.try_acquire_all`).
         :param on_busy: called with the lock after each attempt that found it busy.
         :param on_position: called with the position in the queue whenever it has changed.
         :param holding: leases that the caller does not release before this acquire ends (R14).
@@ -91,20 +83,24 @@ class Acquiring:
             while True:
                 left = None if deadline is None else max(0.0, deadline - now)
                 within = None if left is None else max(left, _ANSWER_WITHIN)
-                if not enqueued and left != 0 and not admission.is_admitted():
+                if not enqueued and left != 0 and not admission.admit():
                     now = yield Sleep(admission.pause(poll_interval, self.requests.stamp().jitter, left))
                     continue
                 try:
                     if not mine or enqueued:
                         outcome = yield from self.attempting.try_acquire_all(
-                            claims, within=within, undo=undo, mine=mine
+                            claims, within=within, owns_lease_id=owns_lease_id, mine=mine
                         )
                         if not isinstance(outcome, Busy):
                             admission.answered()
                             if mine or nested is not None:
-                                yield from self._end_waiting(outcome, mine, nested, undo=undo)
+                                yield from self._end_waiting(
+                                    outcome, mine, nested, owns_lease_id=owns_lease_id
+                                )
                             return outcome
                         record = outcome.record
+                        if outcome.undone:
+                            claims = self._with_new_lease_id(claims)
                         claim = next(each for each in claims if each.key == record.key)
                         waiter = mine.get(claim.key)
                         if on_busy is not None:
@@ -122,7 +118,7 @@ class Acquiring:
                             )
                         elif not mine and claim.fair:
                             waiters = yield from self.queue.take_tickets(
-                                claims, record, left, within, resume=not undo
+                                claims, record, left, within, resume=not owns_lease_id
                             )
                             if not waiters and len(claims) == 1:
                                 continue
@@ -132,16 +128,13 @@ class Acquiring:
                         enqueued = True
                     admission.answered()
                 except LockUnavailableError as unavailable:
-                    admission.timed_out()
+                    admission.failed()
                     stamp = self.requests.stamp()
                     left = None if deadline is None else max(0.0, deadline - stamp.at)
                     if left == 0:
                         raise
-                    if undo:
-                        # R7 (one lease id per attempt): the undo of this attempt may arrive late, and must not release
-                        # the lease of the next one.
-                        lease_id, former = self.requests.stamp().version, claim.former | {claim.lease_id}
-                        claims = [replace(each, lease_id=lease_id, former=former) for each in claims]
+                    if owns_lease_id:
+                        claims = self._with_new_lease_id(claims)
                         claim = next(each for each in claims if each.key == claim.key)
                     log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
                     now = yield Sleep(admission.pause(poll_interval, stamp.jitter, left))
@@ -159,20 +152,28 @@ class Acquiring:
                 )
                 now = (yield wants) if nested is None else (yield from nested.wait(wants, now))
         except BaseException as failure:
-            # An interrupt or a cancellation leaves time to dequeue; an outage may not.
-            interrupted = undo and not isinstance(failure, (Exception, GeneratorExit))
-            gave_up = interrupted or isinstance(failure, _ENDS_THE_WAIT)
+            # After an error or an interrupt, the waiter does not come back, and there is time to dequeue. In an outage
+            # there may be none.
+            interrupted = owns_lease_id and not isinstance(failure, (Exception, GeneratorExit))
+            outage = isinstance(failure, LockUnavailableError)
+            gave_up = interrupted or (isinstance(failure, LockError) and not outage)
             if nested is not None and gave_up:
                 yield from nested.end()
             if mine and gave_up:
-                yield from self.queue.dequeue(list(mine.values()), UNDO_WITHIN, with_lock=False)
+                yield from self.queue.dequeue(list(mine.values()), UNDO_WITHIN, granted=False)
             else:
                 self.queue.dequeue_later(
-                    mine.values(), resumable=not undo and not isinstance(failure, LockError)
+                    mine.values(), resumable=not owns_lease_id and not isinstance(failure, LockError)
                 )
             raise
         finally:
             admission.close()
+
+    def _with_new_lease_id(self, claims: Sequence[Claim]) -> list[Claim]:
+        """The claims for the next attempt. The undo of the last one may arrive late, and must not release the leases of
+        the next one (R7, one lease id per attempt)."""
+        lease_id, former = self.requests.stamp().version, claims[0].former | {claims[0].lease_id}
+        return [replace(each, lease_id=lease_id, former=former) for each in claims]
 
     def _end_waiting(
         self,
@@ -180,7 +181,7 @@ class Acquiring:
         mine: Mapping[str, Waiter],
         nested: NestedWait | None,
         *,
-        undo: bool,
+        owns_lease_id: bool,
     ) -> Operation[None]:
         """Remove the entries and notes of granted claims. If the caller is interrupted meanwhile, undo the grants."""
         try:
@@ -189,7 +190,7 @@ class Acquiring:
             if nested is not None:
                 yield from nested.end()
         except BaseException as failure:
-            if undo and not isinstance(failure, GeneratorExit):
+            if owns_lease_id and not isinstance(failure, GeneratorExit):
                 yield from self.attempting.undo([each.claim for each in granted])
             raise
 
@@ -218,14 +219,14 @@ class Acquiring:
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - now)
-                if left != 0 and not admission.is_admitted():
+                if left != 0 and not admission.admit():
                     now = yield Sleep(admission.pause(poll_interval, self.requests.stamp().jitter, left))
                     continue
                 try:
                     within = None if left is None else max(left, _ANSWER_WITHIN)
-                    record, room = yield from self.look(key, slots, capacity, within)
+                    record, has_free_slots = yield from self.look(key, slots, capacity, within)
                 except LockUnavailableError as unavailable:
-                    admission.timed_out()
+                    admission.failed()
                     stamp = self.requests.stamp()
                     left = None if deadline is None else max(0.0, deadline - stamp.at)
                     if left == 0:
@@ -234,7 +235,7 @@ class Acquiring:
                     now = yield Sleep(admission.pause(poll_interval, stamp.jitter, left))
                     continue
                 admission.answered()
-                if room or record is None:
+                if has_free_slots or record is None:
                     return record
                 if left == 0:
                     raise LockTimeoutError(_not_in_time(key, timeout or 0.0, Busy(record)), record)

@@ -81,7 +81,7 @@ class Admin:
             outdated = _outdated(record, lease_id, removal.at_ms)
             reply: Reply = yield self.requests.format.note_removal(key, lease_id, removal, outdated)
             if not reply.refused:
-                yield from self.queue.dequeue(entries, None, with_lock=False)
+                yield from self.queue.dequeue(entries, None, granted=False)
                 return entries[0]
             record, _ = yield from self.requests.record_after(key, reply, None)
         raise LockNotWaitingError(
@@ -172,7 +172,8 @@ class Admin:
 
 
 def _outdated(record: LockRecord, lease_id: str, now_ms: int) -> list[str]:
-    """The lease ids of notes to delete, for a new note: those that are old, and all but the latest."""
+    """The lease ids of notes to delete with the write of a new one: those that are old, and all but the latest 20. At
+    most 20 at once, because expressions are limited."""
     others = {name: each.at_ms for name, each in record.removals.items() if name != lease_id}
     recent = [name for name, at_ms in others.items() if now_ms - at_ms < _REMEMBERED_MS]
     kept = sorted(recent, key=others.__getitem__, reverse=True)[:_MAX_REMOVALS]

@@ -49,10 +49,10 @@ class Attempting:
     queue: WaitQueue
 
     def try_acquire(
-        self, claim: Claim, *, within: float | None = None, undo: bool
+        self, claim: Claim, *, within: float | None = None, owns_lease_id: bool
     ) -> Operation[Granted | Busy]:
         """Try to acquire one lock, as `try_acquire_all` does."""
-        outcome = yield from self.try_acquire_all((claim,), within=within, undo=undo)
+        outcome = yield from self.try_acquire_all((claim,), within=within, owns_lease_id=owns_lease_id)
         return outcome if isinstance(outcome, Busy) else outcome[0]
 
     def try_acquire_all(
@@ -60,29 +60,37 @@ class Attempting:
         claims: Sequence[Claim],
         *,
         within: float | None = None,
-        undo: bool,
+        owns_lease_id: bool,
         mine: Mapping[str, Waiter] | None = None,
     ) -> Operation[tuple[Granted, ...] | Busy]:
         """Acquire all locks or none, if each has free slots (or dead holders) and no earlier waiters.
 
         :param claims: claims for different keys with the same lease id.
         :param within: timeout of each request.
-        :param undo: no other process uses this lease id. So if an attempt fails and its writes may have been applied,
-            this process releases the leases (R5), and may continue with a new lease id. False if another process may
-            run the same attempt, as two processes of Airflow may.
+        :param owns_lease_id: no other process uses this lease id. So if an attempt fails and its writes may have been
+            applied, this process releases the leases (R5), and may continue with a new lease id. False if another
+            process may run the same attempt, as two processes of Airflow may.
         :param mine: the caller's entries in the queues, by key.
         :raises CapacityMismatchError: a lock is in use with another capacity or mode.
         :raises LockNotFoundError: a lock has no record, and the claim is for existing locks only.
         :raises LockRemovedError: a person removed the claim's entry from a queue.
         :raises LockUnavailableError: DynamoDB did not serve a request.
         """
+        mine = mine or {}
+        unconfirmed: set[str] = set()
+        outcome: tuple[Granted, ...] | Busy
         try:
             if len(claims) > 1:
-                return (yield from self._try_together(claims, within, mine or {}, undo=undo))
-            outcome = yield from self._try_one(claims[0], within, (mine or {}).get(claims[0].key))
-            return outcome if isinstance(outcome, Busy) else (outcome,)
+                outcome = yield from self._try_together(claims, within, mine, unconfirmed)
+            else:
+                outcome = yield from self._try_one(claims[0], within, mine.get(claims[0].key), unconfirmed)
+            if owns_lease_id and unconfirmed and isinstance(outcome, Busy):
+                # A lease was lost before the grants were confirmed.
+                yield from self.undo(claims)
+                outcome = replace(outcome, undone=True)
+            return outcome
         except BaseException as failure:
-            if undo and _maybe_applied(failure):
+            if owns_lease_id and _maybe_applied(failure, unconfirmed):
                 yield from self.undo(claims)
             raise
 
@@ -97,8 +105,8 @@ class Attempting:
             for release in releases:
                 yield with_timeout(release, UNDO_WITHIN)
         except Exception as failure:
-            names = ", ".join(repr(each.key) for each in claims)
-            log.debug("Could not undo the acquire of %s (lease %s): %s", names, claims[0].lease_id, failure)
+            lease_id = claims[0].lease_id
+            log.debug("Could not undo the acquire of %s (lease %s): %s", _names(claims), lease_id, failure)
 
     def _undo_one(self, claim: Claim) -> Request:
         """The release of a lease that no caller has received. `min_hold` does not apply to it."""
@@ -111,20 +119,29 @@ class Attempting:
         )
         return self.requests.format.break_(claim.key, holder, self.requests.stamp())
 
-    def _try_one(self, claim: Claim, within: float | None, mine: Waiter | None) -> Operation[Granted | Busy]:
-        """Send a write, and choose the next one by what each refusal shows. A waiter reads its queue first."""
+    def _try_one(
+        self, claim: Claim, within: float | None, mine: Waiter | None, unconfirmed: set[str]
+    ) -> Operation[tuple[Granted] | Busy]:
+        """Send a write, and choose the next one by what each refusal shows. A waiter reads its queue first.
+
+        :param unconfirmed: receives the keys of locks whose records may have a lease that no caller has received.
+        """
         busy: Busy | None = None
         write = None if mine is not None else self._first_write(claim)
         for _ in range(ROUNDS):
             seen: Seen | None = None
             if write is not None:
                 reply: Reply = yield with_timeout(write.request, within)
+                if not reply.refused or reply.retried:
+                    unconfirmed.add(claim.key)
                 if not reply.refused:
                     record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
                     granted = yield from self.confirming.granted(write, record, reply, within)
                     if granted is not None:
-                        return granted
+                        return (granted,)
                 seen = yield from self.requests.record_after(claim.key, reply, within)
+                if seen[0] is None or claim.lease_id not in seen[0].holders:
+                    unconfirmed.discard(claim.key)
                 busy = None if seen[0] is None else Busy(seen[0])
             choice = yield from self._next_write(claim, seen, mine, within)
             if isinstance(choice, Busy):
@@ -134,10 +151,13 @@ class Attempting:
         return busy or _contended(claim)
 
     def _try_together(
-        self, claims: Sequence[Claim], within: float | None, mine: Mapping[str, Waiter], *, undo: bool
+        self,
+        claims: Sequence[Claim],
+        within: float | None,
+        mine: Mapping[str, Waiter],
+        unconfirmed: set[str],
     ) -> Operation[tuple[Granted, ...] | Busy]:
         """As `_try_one`, in one transaction. It returns no tokens, so the locks are read afterwards."""
-        granted_before = False
         writes: dict[str, GrantWrite] = {}
         seen: dict[str, Seen] = {}
         unclear = [] if not mine else list(claims)
@@ -147,8 +167,6 @@ class Attempting:
             for claim in unclear:
                 choice = yield from self._next_write(claim, seen.get(claim.key), mine.get(claim.key), within)
                 if isinstance(choice, Busy):
-                    if granted_before and undo:
-                        yield from self.undo(claims)  # a lease was lost before the grants were confirmed
                     return choice
                 writes[claim.key] = choice
             try:
@@ -173,7 +191,8 @@ class Attempting:
                     shown = replace(reply, output=reasons[claim.key])
                     seen[claim.key] = yield from self.requests.record_after(claim.key, shown, within)
                 continue
-            unclear, granted_before = list(claims), True
+            unclear = list(claims)
+            unconfirmed.update(each.key for each in claims)
             seen = yield from self.confirming.records(claims, within)
             granted = yield from self.confirming.granted_all(writes, seen, within)
             if granted is not None:
@@ -183,8 +202,8 @@ class Attempting:
     def _first_write(self, claim: Claim) -> GrantWrite:
         """The write for a lock that was not read: most locks are free."""
         stamp = self.requests.stamp()
-        turn = QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
-        return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, turn))
+        head_update = QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
+        return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, head_update))
 
     def _next_write(
         self, claim: Claim, seen: Seen | None, mine: Waiter | None, within: float | None
@@ -217,24 +236,26 @@ class Attempting:
 
         :param view: the queue; None if it does not matter.
         """
-        turn = view.turn if view is not None else QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
+        head_update = view.head_update if view is not None else QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
         ahead = view.ahead if view is not None and claim.fair else ()
         stamp = self.requests.stamp()
         if record is None and claim.only_existing:
             raise LockNotFoundError.of(claim.key)
         if record is None:
-            return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, turn))
+            return GrantWrite(
+                claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, head_update)
+            )
         claim = with_pinned_capacity(claim, record)
-        mine = record.holders.get(claim.lease_id)
-        if mine is not None:
-            if mine.draining:
+        own = record.holders.get(claim.lease_id)
+        if own is not None:
+            if own.draining:
                 return Busy(record)
-            if (mine.slots, record.capacity) != (claim.slots, claim.capacity):
+            if (own.slots, record.capacity) != (claim.slots, claim.capacity):
                 raise LockValueError(
-                    f"The lease {claim.lease_id} of the lock {claim.key!r} has {mine.slots} of {record.capacity} "
+                    f"The lease {claim.lease_id} of the lock {claim.key!r} has {own.slots} of {record.capacity} "
                     f"slots already, not {claim.slots} of {claim.capacity}: use another lease id for another claim."
                 )
-            return GrantWrite(claim, stamp, self.requests.format.reacquire(claim, mine, stamp))
+            return GrantWrite(claim, stamp, self.requests.format.reacquire(claim, own, stamp))
         earlier = [each for each in record.holders.values() if claim.supersedes(each) and not each.draining]
         if earlier:
             for holder in earlier:
@@ -248,29 +269,33 @@ class Attempting:
                 )
             if ahead:
                 return Busy(record, ahead)
-            return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
+            return GrantWrite(
+                claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, head_update)
+            )
         dead = self.observer.see(record, reply)
         if not has_free_slots(record, dead, claim.slots, claim.capacity):
             return Busy(record, ahead)
-        leave = sum(each.slots for each in ahead)
+        reserved = sum(each.slots for each in ahead)
         if ahead and (
             not all(compatible(each.capacity, claim.capacity) for each in ahead)
-            or not has_free_slots(record, dead, claim.slots + leave, claim.capacity)
+            or not has_free_slots(record, dead, claim.slots + reserved, claim.capacity)
         ):
             return Busy(record, ahead)
         if not record.holders:
-            return GrantWrite(claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, turn))
-        enough_free = record.capacity == claim.capacity and record.available >= claim.slots + leave
+            return GrantWrite(
+                claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, head_update)
+            )
+        enough_free = record.capacity == claim.capacity and record.available >= claim.slots + reserved
         clears = claim.kind is Kind.SHARED and dead
         if enough_free and not clears:
             return GrantWrite(
-                claim, stamp, self.requests.format.acquire_slots(claim, stamp, record, turn, leave)
+                claim, stamp, self.requests.format.acquire_slots(claim, stamp, record, head_update, reserved)
             )
-        removed = choose_dead(claim, record, dead, leave)
+        removed = choose_dead(claim, record, dead, reserved)
         if len(removed) > MAX_REMOVED and not enough_free:
             return (yield from self._remove_some_dead(claim, record, removed, view, within))
         removed = removed[:MAX_REMOVED]
-        write = self.requests.format.reclaim(claim, record, removed, stamp, turn, leave)
+        write = self.requests.format.reclaim(claim, record, removed, stamp, head_update, reserved)
         # If enough slots were free, the grant did not need those of the dead holders.
         return GrantWrite(claim, stamp, write, () if enough_free else removed)
 
@@ -309,8 +334,15 @@ def _contended(claim: Claim) -> Busy:
     return Busy(LockRecord(claim.key, claim.capacity, claim.capacity, {}, token=0))
 
 
-def _maybe_applied(failure: BaseException) -> bool:
-    """Whether a write that failed like this may have been applied: it was not answered, or was cancelled."""
-    if isinstance(failure, LockUnavailableError):
-        return failure.maybe_applied
-    return not isinstance(failure, (Exception, GeneratorExit))
+def _names(claims: Sequence[Claim]) -> str:
+    return ", ".join(repr(each.key) for each in claims)
+
+
+def _maybe_applied(failure: BaseException, unconfirmed: set[str]) -> bool:
+    """Whether an attempt that failed like this may have left a lease: an earlier write did, or the last one was not
+    answered, or was cancelled."""
+    if isinstance(failure, GeneratorExit):
+        return False  # a closed generator cannot send a request
+    if isinstance(failure, LockUnavailableError) and failure.maybe_applied:
+        return True
+    return bool(unconfirmed) or not isinstance(failure, Exception)

@@ -83,7 +83,8 @@ class Confirming:
         by_host = stamp.server_ms is None and reply.server_ms is None
         undated = by_host and (record.unverified or holder.renewed_at_ms is not None)
         if undated or token_is_wrong or time_is_wrong:
-            stamp = yield from self.requests.fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), None)
+            until = None if within is None else reply.received_at + within
+            stamp = yield from self.requests.fresh_stamp(claim.key, min(claim.lease_ms, _FRESH_MS), until)
             acquired_at_ms = stamp.best_ms
             if (
                 record.unverified

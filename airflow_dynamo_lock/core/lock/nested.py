@@ -34,8 +34,10 @@ from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.log import log
 
-#: Seconds between two looks for a cycle, and between two of the first looks while there seems to be one.
-LOOK_EVERY, _LOOK_SOON, _SOON = 1.0, 0.5, 20
+#: Seconds between two looks for a cycle.
+LOOK_EVERY = 1.0
+# Seconds between two looks while they show a cycle, for this many looks at most.
+_LOOK_SOON, _SOON = 0.5, 20
 # Maximum number of locks that a waiter reads to follow the chain, and of locks of one wait that its note names.
 _MAX_LOCKS, _MAX_NOTED = 200, 20
 # Timeout of the requests that follow the chain, and of those that remove a note, in seconds.
@@ -71,10 +73,10 @@ class NestedWait:
         self._further: frozenset[str] = frozenset()  # locks that the chain led to when it was last followed
 
     def check_own(self, record: LockRecord) -> None:
-        """Return unless the lock is held by the claimant itself, so that it cannot be granted.
+        """Check that the claimant does not wait for slots that it holds itself.
 
         :param record: a lock of the claims, as an attempt has just shown it.
-        :raises LockDeadlockError: it is.
+        :raises LockDeadlockError: it does, so the lock can never be granted.
         """
         claim, own = self._claims[record.key], {(each.key, each.lease_id) for each in self._holding}
         holders = [

@@ -39,16 +39,16 @@ class Presence:
     def maintain(self) -> Operation[None]:
         """Send the heartbeats of this process and remove its leftover entries, until neither is needed."""
         alive = False
-        beat_at: float | None = None
+        heartbeat_due: float | None = None
         while self.queue:
             now: float = yield Sleep(_ROUND)
             yield from self._remove_leftovers(now)
             self.queue.reader.forget_old_reads(now)
             if not self.queue.own.ids:
-                beat_at = None
-            elif beat_at is None:
-                beat_at = now + (0.0 if alive else _PRESENCE_AFTER)
-            if beat_at is None or now < beat_at:
+                heartbeat_due = None
+            elif heartbeat_due is None:
+                heartbeat_due = now + (0.0 if alive else _PRESENCE_AFTER)
+            if heartbeat_due is None or now < heartbeat_due:
                 continue
             process = self.queue.own.process
             try:
@@ -59,9 +59,10 @@ class Presence:
                 if not alive:
                     claim = Claim(process, process, "waiting", PRESENCE_MS, PRESENCE_MS, fair=False)
                     alive = isinstance(
-                        (yield from self.operations.attempting.try_acquire(claim, undo=False)), Granted
+                        (yield from self.operations.attempting.try_acquire(claim, owns_lease_id=False)),
+                        Granted,
                     )
-                beat_at = now + _PRESENCE_INTERVAL
+                heartbeat_due = now + _PRESENCE_INTERVAL
             except LockError as failure:
                 log.warning(
                     "Could not send the heartbeat of this process's waiters, trying again: %s", failure
@@ -76,7 +77,9 @@ class Presence:
                 log.debug("The lease %s expires by itself: %s", process, failure)
 
     def _remove_leftovers(self, now: float) -> Operation[None]:
-        for entry, leftover in list(self.queue.leftovers.items()):
+        # A failure ends the round, because an outage would fail each request. The next round begins with other entries.
+        leftovers = sorted(self.queue.leftovers.items(), key=lambda each: each[1].failed_at)
+        for entry, leftover in leftovers:
             if now < leftover.due or self.queue.leftovers.get(entry) is not leftover:
                 continue
             key, place = entry
@@ -88,6 +91,7 @@ class Presence:
                 else:
                     yield self.queue.format.delete_entry(key, place)
             except LockError as failure:
+                leftover.failed_at = now
                 leftover.given_up = min(leftover.given_up, max(now, leftover.until) + _DEQUEUE_FOR)
                 if now < leftover.given_up:
                     log.debug("Could not remove a queue entry of the lock %r, trying again: %s", key, failure)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Stamp
 from airflow_dynamo_lock.core.lock.renew import Renewing
 from airflow_dynamo_lock.core.lock.requests import Requests
 from airflow_dynamo_lock.core.model.edits import Drain
-from airflow_dynamo_lock.core.model.ending import Ending
-from airflow_dynamo_lock.core.model.errors import LockRecordError, LockUnavailableError
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockRecordError, LockUnavailableError
+from airflow_dynamo_lock.core.model.hold import Hold
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.log import log
+
+
+@dataclass
+class ReleaseProgress:
+    """What the attempts to release a set of leases have done so far.
+
+    :ivar outcomes: what became of each lease, by key, as far as that is known.
+    :ivar unclear: keys of the locks that an attempt without an answer may have released.
+    """
+
+    outcomes: dict[str, Released | Draining | Lost] = field(default_factory=dict)
+    unclear: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Releasing:
                 lease_id,
                 lease.slots,
                 confirmed=True,
-                ending=_ending(lease),
+                hold=_hold(lease),
                 leaving=process,
             )
             reply, maybe_applied = yield from self._write_again(removal)
@@ -65,7 +77,7 @@ class Releasing:
                 lease.slots,
                 lease.grace_ms,
                 confirmed=True,
-                ending=_ending_of(record, holder),
+                hold=_hold_of(record, holder),
             )
             if release or not isinstance(outcome, Draining):
                 return outcome
@@ -81,7 +93,10 @@ class Releasing:
         except LockUnavailableError as unknown:
             if not unknown.maybe_applied:
                 raise
-            return (yield from self.requests.write(write)), True
+            try:
+                return (yield from self.requests.write(write)), True
+            except (LockAccessError, LockUnavailableError) as again:
+                raise unknown from again  # which may have been applied, whatever became of the second attempt
         return reply, reply.retried
 
     def release(
@@ -92,16 +107,14 @@ class Releasing:
         grace_ms: int,
         *,
         confirmed: bool,
-        ending: Ending | None = None,
+        hold: Hold | None = None,
     ) -> Operation[Released | Draining | Lost]:
         """Free the slots. While processes are inside, drain the lease instead (R8).
 
         :param confirmed: the caller received the grant.
-        :param ending: what the release leaves in the record; None leaves nothing.
+        :param hold: what the release leaves in the record; None leaves nothing.
         """
-        release = partial(
-            self.requests.format.release, key, lease_id, slots, confirmed=confirmed, ending=ending
-        )
+        release = partial(self.requests.format.release, key, lease_id, slots, confirmed=confirmed, hold=hold)
         reply, retried = yield from self._write_again(release)
         if not reply.refused:
             return Released()
@@ -109,8 +122,8 @@ class Releasing:
         holder = record.holders.get(lease_id) if record is not None else None
         if record is not None and holder is not None and holder.ours:
             slots = holder.slots  # a lease from an XCom may have another number
-            ending = ending and _ending_of(record, holder)
-            again = partial(self.release, key, lease_id, slots, grace_ms, confirmed=confirmed, ending=ending)
+            hold = hold and _hold_of(record, holder)
+            again = partial(self.release, key, lease_id, slots, grace_ms, confirmed=confirmed, hold=hold)
             if holder.cooling_down:
                 return Released(holder.hold_until_ms)
             now_ms = self.requests.stamp().best_ms
@@ -118,7 +131,7 @@ class Releasing:
             until_ms = holder.hold_until_ms or 0
             rest_ms = min(until_ms - now_ms, until_ms - (holder.acquired_at_ms or 0))
             if not holder.processes and rest_ms > 0:
-                usual_ms = ending.mean(until_ms) if ending else None
+                usual_ms = hold.mean(until_ms) if hold else None
                 reply = yield from self.renewing.cool_down(key, holder, rest_ms, usual_ms)
                 if reply.refused:
                     return (yield from again())
@@ -137,15 +150,18 @@ class Releasing:
         return Released() if retried else Lost(record, lease_id)
 
     def release_all(
-        self, leases: Sequence[Lease], *, confirmed: bool
+        self, leases: Sequence[Lease], *, confirmed: bool, progress: ReleaseProgress | None = None
     ) -> Operation[list[Released | Draining | Lost]]:
         """Release several leases, in one request if that is possible.
 
         :param confirmed: the caller received the grants.
+        :param progress: what earlier attempts have done; receives what this one does.
         :raises LockRecordError: a record is damaged; the other leases are released.
         """
-        maybe_released = False
-        if len(leases) > 1:
+        progress = progress or ReleaseProgress()
+        outcomes, unclear = progress.outcomes, progress.unclear
+        left = [each for each in leases if each.key not in outcomes]
+        if len(left) > 1:
             releases = [
                 self.requests.format.release(
                     each.key,
@@ -153,22 +169,25 @@ class Releasing:
                     each.slots,
                     self.requests.stamp(),
                     confirmed=confirmed,
-                    ending=_ending(each),
+                    hold=_hold(each),
                 )
-                for each in leases
+                for each in left
             ]
+            maybe_released = False
             try:
                 reply: Reply = yield self.requests.format.transaction(releases)
                 if not reply.refused:
-                    return [Released() for _ in leases]
+                    outcomes.update({each.key: Released() for each in left})
+                    left = []
                 maybe_released = reply.retried
             except LockUnavailableError as unknown:
                 maybe_released = unknown.maybe_applied
             except LockRecordError as damaged:
                 log.debug("Releasing %s one by one: %s", LeaseSet(tuple(leases)), damaged)
-        outcomes: list[Released | Draining | Lost] = []
-        broken: LockRecordError | None = None
-        for lease in leases:
+            if maybe_released:
+                unclear.update(each.key for each in left)
+        failure: LockRecordError | None = None
+        for lease in left:
             try:
                 outcome = yield from self.release(
                     lease.key,
@@ -176,27 +195,30 @@ class Releasing:
                     lease.slots,
                     lease.grace_ms,
                     confirmed=confirmed,
-                    ending=_ending(lease),
+                    hold=_hold(lease),
                 )
+            except LockUnavailableError as unknown:
+                if unknown.maybe_applied:
+                    unclear.add(lease.key)
+                raise
             except LockRecordError as damaged:
-                broken = damaged  # release the other leases first
+                failure = damaged  # release the other leases first
                 continue
-            # The transaction may have removed the lease (R5).
-            outcomes.append(Released() if maybe_released and isinstance(outcome, Lost) else outcome)
-        if broken is not None:
-            raise broken
-        return outcomes
+            # An attempt without an answer has released it (R5).
+            released = lease.key in unclear and isinstance(outcome, Lost)
+            outcomes[lease.key] = Released() if released else outcome
+        if failure is not None:
+            raise failure
+        return [outcomes[each.key] for each in leases]
 
 
-def _ending(lease: Lease) -> Ending:
+def _hold(lease: Lease) -> Hold:
     """What the release of a lease leaves in the record, as its holder knows it."""
-    return Ending(lease.owner, lease.acquired_at_ms, lease.usual_ms)
+    return Hold(lease.owner, lease.acquired_at_ms, lease.usual_ms)
 
 
-def _ending_of(record: LockRecord, holder: Holder) -> Ending | None:
+def _hold_of(record: LockRecord, holder: Holder) -> Hold | None:
     """What the release of a holder's lease leaves in the record, as the record shows it."""
     return (
-        None
-        if holder.acquired_at_ms is None
-        else Ending(holder.owner, holder.acquired_at_ms, record.usual_ms)
+        None if holder.acquired_at_ms is None else Hold(holder.owner, holder.acquired_at_ms, record.usual_ms)
     )

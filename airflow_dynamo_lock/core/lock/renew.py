@@ -73,10 +73,10 @@ class Renewing:
                 return Renewed(holder, stamp.at)  # an earlier attempt of the SDK was applied (R5)
             if holder.draining and isinstance(edit, Change | Enter | Drain):
                 return Draining(holder)
-            if isinstance(edit, Change) and edit.lease_ms is not None and edit.lease_ms < holder.lease_ms:
+            if isinstance(edit, Change) and edit.longer and lease_ms < holder.lease_ms:
                 raise LockValueError(
                     f"The lease {lease_id} of the lock {key!r} lasts {holder.lease_ms / 1000:g} s and cannot be made "
-                    f"shorter ({edit.lease_ms / 1000:g} s), because its holder may rely on it."
+                    f"shorter ({lease_ms / 1000:g} s), because its holder may rely on it."
                 )
             seen = holder.version
             stamp = yield from self.requests.fresh_stamp(key, lease_ms, until)
@@ -149,6 +149,8 @@ class Renewing:
 
     def keep_alive(self, leases: Sequence[Lease], interval: float, term: Term) -> Operation[None]:
         """Send heartbeats for a holder every `interval` seconds, until a lease is lost; `term` has the reason then.
+
+        The term must be valid. Otherwise the lease is lost at once, without a request.
 
         A failed heartbeat is repeated until the end of the lease, and none may take longer than that. So the holder
         gives up in time even if the network never answers (R4).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Operation, Reply
@@ -14,9 +15,10 @@ from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.core.queue.estimate import with_expected_waits
 from airflow_dynamo_lock.core.queue.view import PRESENCE_MS
 from airflow_dynamo_lock.core.table.features import Feature
+from airflow_dynamo_lock.log import log
 
-# A waiter, and the process of a waiter, is taken for dead if its last heartbeat is older than it lasts by this much,
-# milliseconds. People read the result, and nothing is done because of it.
+# A waiter is shown for this long after its last heartbeat has expired, milliseconds, because clocks differ. People read
+# the result; no write depends on it.
 _MARGIN_MS = 10_000
 
 
@@ -25,8 +27,16 @@ def survey(
 ) -> Operation[list[LockState]]:
     """The locks whose names begin with the prefix, by name, with their queues. Dead waiters are left out.
 
-    :param on_damaged: called with the error of each damaged record, which is left out; None logs it.
+    :param on_damaged: called with the error of each damaged record, which is left out, and once with the error of each
+        lock that has waiters of a newer version, which are left out; None logs them.
     """
+    reported: set[str] = set()
+
+    def report(failure: LockRecordError) -> None:
+        if str(failure) not in reported:
+            reported.add(str(failure))
+            (on_damaged or partial(log.warning, "%s"))(failure)
+
     table_format = requests.format
     has_queue = Feature.QUEUE in table_format.features
     records: dict[str, LockRecord] = {}
@@ -34,9 +44,9 @@ def survey(
     cursor: Mapping[str, Any] | None = None
     while True:
         reply: Reply = yield table_format.scan(cursor, prefix, waiters=True)
-        for waiter in table_format.waiters(reply.output) if has_queue else ():
+        for waiter in table_format.waiters(reply.output, report) if has_queue else ():
             waiters[waiter.key].append(waiter)
-        records |= {each.key: each for each in requests.scanned(reply, on_damaged)}
+        records |= {each.key: each for each in requests.scanned(reply, report)}
         cursor = reply.output.get("LastEvaluatedKey")
         if not cursor:
             break
@@ -60,11 +70,14 @@ def survey(
 
 def _is_alive(holder: Holder, now_ms: int) -> bool:
     """Whether the lease of a waiting process has not run out."""
-    renewed_at_ms = holder.acquired_at_ms if holder.renewed_at_ms is None else holder.renewed_at_ms
-    return renewed_at_ms is not None and now_ms - renewed_at_ms <= holder.lease_ms + _MARGIN_MS
+    return _counts(holder.renewed_at_ms, holder.lease_ms, now_ms)
 
 
 def _is_fresh(waiter: Waiter, now_ms: int) -> bool:
     """Whether the waiter's own entry still counts as a heartbeat."""
-    renewed_at_ms = waiter.since_ms if waiter.renewed_at_ms is None else waiter.renewed_at_ms
-    return now_ms - renewed_at_ms <= PRESENCE_MS + _MARGIN_MS
+    return _counts(waiter.renewed_at_ms, PRESENCE_MS, now_ms)
+
+
+def _counts(renewed_at_ms: int | None, lasts_ms: int, now_ms: int) -> bool:
+    """Whether a heartbeat still counts. If its time is unknown, it does."""
+    return renewed_at_ms is None or now_ms - renewed_at_ms <= lasts_ms + _MARGIN_MS

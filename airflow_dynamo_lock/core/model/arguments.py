@@ -36,7 +36,8 @@ def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
     """A duration in seconds from a number or a timedelta.
 
     :param zero: zero is allowed.
-    :raises LockValueError: it is not a finite number, negative, or too long.
+    :raises LockValueError: it is no number or timedelta, not finite, negative, zero although that is not allowed, or
+        too long.
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -56,14 +57,17 @@ def milliseconds(value: float) -> int:
     return max(1, round(value * 1000))
 
 
-def checked_lease(name: str, value: Seconds, slots: int, capacity: int) -> float:
-    """The length of a lease in seconds. With other holders it is at most `RETENTION`: each holder sets the time at
-    which DynamoDB may delete the record, without knowing the leases of the others."""
+def checked_lease(name: str, value: Seconds, capacity: int) -> float:
+    """The length of a lease in seconds, at most `RETENTION` if the lock may have several holders.
+
+    Each write sets the time at which DynamoDB may delete the record, without knowing the leases of other holders. A
+    holder of all slots may get others as well, because `set_capacity` may add slots.
+    """
     lease = seconds(name, value)
-    if slots < capacity and lease > RETENTION:
+    if capacity > 1 and lease > RETENTION:
         raise LockValueError(
             f"{name} must be at most {RETENTION} s for a lock with several holders, not {shown(lease)} s, because "
-            "DynamoDB may delete the record before: acquire all slots, or choose a shorter lease."
+            "DynamoDB may delete the record before: choose a shorter lease."
         )
     return lease
 

@@ -98,8 +98,8 @@ def _mismatch(record: LockRecord, capacity: int) -> str:
     )
 
 
-def choose_dead(claim: Claim, record: LockRecord, dead: list[Holder], leave: int) -> tuple[Holder, ...]:
-    """The dead holders to remove so that the claim finds free slots, and `leave` slots remain for earlier waiters.
+def choose_dead(claim: Claim, record: LockRecord, dead: list[Holder], reserved: int) -> tuple[Holder, ...]:
+    """The dead holders to remove so that the claim finds free slots, and `reserved` slots remain for earlier waiters.
 
     All of them if the capacity changes, because only a lock without other holders may change it. All of them if the
     claim is shared: readers never run out of slots, so nothing else would remove dead readers. Holders that may have
@@ -111,7 +111,7 @@ def choose_dead(claim: Claim, record: LockRecord, dead: list[Holder], leave: int
     chosen: list[Holder] = []
     free = record.available
     for holder in dead:
-        if free >= claim.slots + leave:
+        if free >= claim.slots + reserved:
             break
         chosen.append(holder)
         free += holder.slots

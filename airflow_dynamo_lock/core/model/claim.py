@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from airflow_dynamo_lock.core.model import arguments
@@ -55,21 +55,24 @@ class LockSpec:
         :param options: `LockOptions`; the others are left alone.
         :raises LockValueError: an option can never work.
         """
-        given = asdict(cls()) | {
+        given = vars(_DEFAULTS) | {
             name: options[name] for name in LockOptions.__annotations__ if name in options
         }
-        slots, capacity = arguments.checked_mode(given["mode"], given["slots"], given["capacity"])
+        _, capacity = arguments.checked_mode(given["mode"], given["slots"], given["capacity"])
         lease, grace, min_hold = given["lease"], given["release_grace"], given["min_hold"]
         return cls(
             slots=given["slots"],
             capacity=given["capacity"],
             mode=given["mode"],
-            lease=None if lease is None else arguments.checked_lease("lease", lease, slots, capacity),
+            lease=None if lease is None else arguments.checked_lease("lease", lease, capacity),
             release_grace=None if grace is None else arguments.seconds("release_grace", grace),
             min_hold=None if min_hold is None else arguments.seconds("min_hold", min_hold),
             fair=arguments.checked_flag("fair", given["fair"]),
             priority=arguments.checked_priority(given["priority"]),
         )
+
+
+_DEFAULTS = LockSpec()
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Claim:
         """
         slots, capacity = arguments.checked_mode(spec.mode, spec.slots, spec.capacity)
         if spec.lease is None:
-            lease = arguments.checked_lease("lease", lease, slots, capacity)
+            lease = arguments.checked_lease("lease", lease, capacity)
         return cls(
             slots=slots,
             capacity=capacity,

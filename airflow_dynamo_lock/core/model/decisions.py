@@ -20,7 +20,7 @@ class Decision:
     reason: str | None = None
 
     def describe(self) -> str:
-        """`` by anna: the host is gone``, to follow what was done; empty if nothing is known."""
+        """`` by anna (the host is gone)``, to follow a verb such as "broken"; empty if nothing is known."""
         by = f" by {readable(self.by)}" if self.by else ""
         return by + (f" ({readable(self.reason)})" if self.reason else "")
 

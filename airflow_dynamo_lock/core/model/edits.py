@@ -16,12 +16,12 @@ class Heartbeat:
 class Change:
     """The length of the lease or the lock's data. Without either, a heartbeat that does not renew a draining lease.
 
-    :ivar lease_ms: new length of the lease, milliseconds; None keeps it. Never shorter than before, because the holder
-        may rely on the old length.
+    :ivar longer: the lease gets the length of the renewal. Never shorter than before, because the holder may rely on
+        the old length.
     :ivar data: the lock's new data; None keeps them, an empty map removes them.
     """
 
-    lease_ms: int | None = None
+    longer: bool = False
     data: Mapping[str, Any] | None = field(default=None, repr=False)
 
 

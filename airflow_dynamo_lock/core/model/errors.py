@@ -112,8 +112,8 @@ class LockNotFoundError(LockError):
     def of(cls, key: str) -> LockNotFoundError:
         """The error for that lock."""
         return cls(
-            f"There is no record of the lock {key!r}, and it was to be taken only if there is one: check its name, or "
-            "make it with an acquire of the usual kind."
+            f"There is no record of the lock {key!r}, and the claim is for existing locks only: check its name, or "
+            "acquire the lock once without that option."
         )
 
 

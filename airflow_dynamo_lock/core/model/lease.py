@@ -34,6 +34,7 @@ class Term:
         self._now = now
         self._until = float("-inf")
         self._lost: str | None = None
+        self._reported: set[str] = set()
 
     @property
     def until(self) -> float:
@@ -52,6 +53,12 @@ class Term:
     def lose(self, why: str) -> None:
         """End the lease at once and for good. The first reason is kept."""
         self._lost = self._lost or why
+
+    def is_first_report(self, key: str) -> bool:
+        """Whether no operation of this process has reported the loss of this lock's lease before."""
+        first = key not in self._reported
+        self._reported.add(key)
+        return first
 
     def remaining(self) -> float:
         """Remaining time in seconds; 0 if the lease is lost."""

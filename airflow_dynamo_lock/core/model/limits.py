@@ -12,6 +12,10 @@ RETENTION = 7 * 24 * 3600
 #: write that arrives late may carry a stamp 2 s older than the one that it replaces.
 MIN_CLOCK_SKEW = 5.0
 
+#: Largest difference between two writers' estimates of the server's time, milliseconds. The ``Date`` header has whole
+#: seconds; a larger value only costs an occasional request.
+ESTIMATES_DIFFER_MS = 2000
+
 #: Highest number of slots of a lock.
 MAX_SLOTS = 10**9
 
@@ -42,6 +46,9 @@ MARGIN = 0.1
 
 #: Default of `release_grace`, in seconds: how long a drained lease lasts while processes are inside (R8).
 RELEASE_GRACE = 15.0
+
+#: Number of heartbeats that a process inside a lease sends in one `release_grace` (R9).
+HEARTBEATS_PER_GRACE = 3
 
 #: Last millisecond of the year 9999, the latest time that a `datetime` can represent.
 LAST_MS = 253_402_300_799_999

@@ -31,10 +31,15 @@ class Granted:
 
 @dataclass(frozen=True)
 class Busy:
-    """The lock has no slots for the claim: holders have them (`record`), or earlier waiters get them (`ahead`)."""
+    """The lock has no slots for the claim: holders have them (`record`), or earlier waiters get them (`ahead`).
+
+    :ivar undone: leases of this attempt were released. That release may arrive late, so the next attempt needs another
+        lease id (R7, one lease id per attempt).
+    """
 
     record: LockRecord
     ahead: tuple[Waiter, ...] = ()
+    undone: bool = False
 
     def describe(self) -> str:
         """The holders, or the first of the earlier waiters, for an error or a log line."""
@@ -72,7 +77,7 @@ class Lost:
     lease_id: str = ""
 
     def __bool__(self) -> bool:
-        """False: the slots are not free. Only `Released` is true."""
+        """False. Of the outcomes of a release, only `Released` is true."""
         return False
 
     def describe(self) -> str:
@@ -96,15 +101,15 @@ class Released:
 
 @dataclass(frozen=True)
 class StillHeld:
-    """A re-entrant lease needs further releases.
+    """The lease goes on: it is re-entrant and needs further releases, or this process is a fork of its holder.
 
-    :ivar times: the number of releases left.
+    :ivar times: the number of releases left; 1 in a fork, whose releases do not count.
     """
 
     times: int
 
     def __bool__(self) -> bool:
-        """False: the slots are not free. Only `Released` is true."""
+        """False. Of the outcomes of a release, only `Released` is true."""
         return False
 
 
@@ -120,7 +125,7 @@ class CapacitySet:
 
 @dataclass(frozen=True)
 class Draining:
-    """Processes are inside, so the lease was shortened to its grace and no further process may enter (R8).
+    """The lease drains: it was shortened to its grace, and no process may enter (R8, drain before release).
 
     :ivar holder: the lease as the record shows it now.
     """
@@ -128,7 +133,7 @@ class Draining:
     holder: Holder
 
     def __bool__(self) -> bool:
-        """False: the slots are not free. Only `Released` is true."""
+        """False. Of the outcomes of a release, only `Released` is true."""
         return False
 
 

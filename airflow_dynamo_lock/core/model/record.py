@@ -173,6 +173,11 @@ class LockRecord:
             return "held" if self.holders else "free"
         return f"{self.capacity - self.available} of {self.capacity} slots"
 
+    def is_held(self, lease_id: str) -> bool:
+        """Whether the record shows a lease as held: it has it, and the lease is not draining."""
+        holder = self.holders.get(lease_id)
+        return holder is not None and not holder.draining
+
     def loss_of(self, lease_id: str) -> Loss | None:
         """How a lease was lost; None if the record does not tell."""
         loss = self.last_loss

@@ -44,10 +44,10 @@ class LockState:
     @property
     def silent_ms(self) -> int:
         """The age of the oldest last heartbeat of a holder, milliseconds; 0 if none is known."""
-        beats = [
+        heartbeats = [
             each.renewed_at_ms for each in self.record.holders.values() if each.renewed_at_ms is not None
         ]
-        return max(map(self._age, beats), default=0)
+        return max(map(self._age, heartbeats), default=0)
 
     def _age(self, then_ms: int) -> int:
         return max(0, self.now_ms - then_ms)

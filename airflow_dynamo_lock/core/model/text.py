@@ -35,7 +35,8 @@ def iso(at: datetime | None) -> str | None:
 
 
 def duration(milliseconds: int) -> str:
-    """A rough duration: ``12 min``, in the largest unit of which it has two, else in seconds, at least one."""
+    """A rough duration, such as ``12 min``: in the largest unit that it contains at least twice, else in seconds. The
+    shortest is ``1 s``."""
     for unit, length in _UNITS.items():
         if milliseconds >= 2 * length:
             return f"{milliseconds / length:.0f} {unit}"

@@ -14,8 +14,8 @@ class Wait:
     :ivar keys: the locks that it waits for: all of them.
     :ivar slots: number of slots that it needs of each lock.
     :ivar capacity: capacity that it claims.
-    :ivar seen: ids of the waits of a cycle that the waiter has seen around itself, with its own. While it is written,
-        the waiter still waits.
+    :ivar seen: ids of all waits of the cycle that the waiter has found around itself, with its own. The note shows the
+        other waiters that this one was still waiting when it found the cycle.
     """
 
     id: str

@@ -43,12 +43,14 @@ class Leftover:
     :ivar until: the write that made the entry may arrive as late as this.
     :ivar due: when to try the removal next.
     :ivar resumable: leave the entry to another process, which may continue in it.
+    :ivar failed_at: when its removal last failed.
     :ivar given_up: stop trying at this time; other processes skip a dead entry anyway.
     """
 
     until: float = -math.inf
     due: float = -math.inf
     resumable: bool = False
+    failed_at: float = -math.inf
     given_up: float = math.inf
 
 
@@ -65,6 +67,7 @@ class WaitQueue:
     own: OwnEntries
     reader: QueueReader
     leftovers: dict[EntryId, Leftover] = field(default_factory=dict)
+    # Own entries whose write was not answered, and until when it may still arrive (monotonic seconds).
     _uncertain: dict[EntryId, float] = field(default_factory=dict)
 
     @classmethod
@@ -81,7 +84,7 @@ class WaitQueue:
         claims: Sequence[Claim],
         record: LockRecord,
         timeout: float | None,
-        seconds: float | None,
+        within: float | None,
         *,
         resume: bool,
     ) -> Operation[list[Waiter]]:
@@ -92,21 +95,21 @@ class WaitQueue:
 
         :param record: the lock as it was last read; only for a single claim.
         :param timeout: how long the claims will wait, in seconds, for people to read; None for no limit.
-        :param seconds: timeout of each request.
+        :param within: timeout of each request.
         :param resume: continue in the entries with the same lease ids, if another process has made them.
         """
         if resume:
             former: list[Waiter] = []
             for claim in claims:
-                entries = yield from self.reader.entries(claim.key, seconds)
+                entries = yield from self.reader.entries(claim.key, within)
                 former += [each for each in entries if each.lease_id == claim.lease_id][:1]
             if len(former) == len(claims):
                 return former
         if len(claims) == 1:
-            stamp, ticket = yield from self._take_one(claims[0], record, seconds)
+            stamp, ticket = yield from self._take_one(claims[0], record, within)
             tickets = {claims[0].key: ticket}
         else:
-            stamp, tickets = yield from self._take_together(claims, seconds)
+            stamp, tickets = yield from self._take_together(claims, within)
         return [
             self._waiter(each, tickets[each.key], stamp, timeout, len(claims))
             for each in claims
@@ -114,19 +117,19 @@ class WaitQueue:
         ]
 
     def _take_one(
-        self, claim: Claim, record: LockRecord, seconds: float | None
+        self, claim: Claim, record: LockRecord, within: float | None
     ) -> Operation[tuple[Stamp, int]]:
         """A ticket, or 0 if the lock has no record any more."""
         while True:
             stamp = self.own.stamp()
             reply: Reply = yield with_timeout(
-                self.format.take_ticket(claim.key, claim.priority, record, stamp), seconds
+                self.format.take_ticket(claim.key, claim.priority, record, stamp), within
             )
             if not reply.refused:
                 break
             item = reply.output.get("Item")
             if not item:
-                reply = yield with_timeout(self.format.get(claim.key), seconds)
+                reply = yield with_timeout(self.format.get(claim.key), within)
                 item = reply.output.get("Item")
             if not item:
                 return stamp, 0
@@ -134,14 +137,14 @@ class WaitQueue:
         return stamp, self.format.record(reply.output["Attributes"], reply.server_ms).last_ticket
 
     def _take_together(
-        self, claims: Sequence[Claim], seconds: float | None
+        self, claims: Sequence[Claim], within: float | None
     ) -> Operation[tuple[Stamp, dict[str, int]]]:
         """Tickets of all queues, taken in one transaction. So of two waiters for some of the same locks, one comes
         first in every queue, and they never wait for each other. No tickets if other writes came first each time."""
         for attempt in range(_ATTEMPTS):
             seen: dict[str, LockRecord] = {}
             for request in self.format.batch_get([each.key for each in claims], consistent=True):
-                reply: Reply = yield with_timeout(request, seconds)
+                reply: Reply = yield with_timeout(request, within)
                 seen |= {each.key: each for each in self.format.batch_records(reply.output, reply.server_ms)}
             for claim in claims:
                 if claim.only_existing and claim.key not in seen:
@@ -149,7 +152,7 @@ class WaitQueue:
             stamp = self.own.stamp()
             writes = [self.format.take_exact_ticket(each, seen.get(each.key), stamp) for each in claims]
             try:
-                reply = yield with_timeout(self.format.transaction(writes), seconds)
+                reply = yield with_timeout(self.format.transaction(writes), within)
                 if not reply.refused:
                     return stamp, {each.key: next_ticket(seen.get(each.key), stamp) for each in claims}
             except LockUnavailableError as conflict:
@@ -178,7 +181,7 @@ class WaitQueue:
             set_size=set_size,
         )
 
-    def enqueue(self, waiters: Sequence[Waiter], seconds: float | None) -> Operation[None]:
+    def enqueue(self, waiters: Sequence[Waiter], within: float | None) -> Operation[None]:
         """Write the entries: new ones, own ones that others have removed, or those of another process.
 
         :raises LockUnavailableError: DynamoDB did not serve the write, which may arrive later.
@@ -194,7 +197,7 @@ class WaitQueue:
         late = True
         try:
             reply: Reply = yield with_timeout(
-                self._all([self.format.put_entry(each) for each in fresh]), seconds
+                self._all([self.format.put_entry(each) for each in fresh]), within
             )
             late = reply.retried
         except LockUnavailableError as unknown:
@@ -205,21 +208,21 @@ class WaitQueue:
                 self._uncertain |= {entry_id(each): stamp.at + _LATE for each in waiters}
 
     def dequeue(
-        self, waiters: Sequence[Waiter], seconds: float | None, *, with_lock: bool = True
+        self, waiters: Sequence[Waiter], within: float | None, *, granted: bool = True
     ) -> Operation[None]:
         """Remove the entries. If that fails, the maintenance of this process repeats it.
 
-        :param with_lock: the waiters were granted the locks, and the grants moved the heads. Otherwise the heads are
+        :param granted: the waiters were granted the locks, and the grants moved the heads. Otherwise the heads are
             moved here, or the waiters behind would wait for a first one that has gone.
         """
         try:
             yield with_timeout(
-                self._all([self.format.delete_entry(each.key, each.place) for each in waiters]), seconds
+                self._all([self.format.delete_entry(each.key, each.place) for each in waiters]), within
             )
-            for waiter in () if with_lock else waiters:
-                reply: Reply = yield with_timeout(self.format.clear_head(waiter.key, waiter.place), seconds)
+            for waiter in () if granted else waiters:
+                reply: Reply = yield with_timeout(self.format.clear_head(waiter.key, waiter.place), within)
                 if reply.refused:
-                    yield with_timeout(self.format.advance_head(waiter.key, waiter.place), seconds)
+                    yield with_timeout(self.format.advance_head(waiter.key, waiter.place), within)
         except BaseException as failure:
             self.dequeue_later(waiters)
             if not isinstance(failure, LockError):

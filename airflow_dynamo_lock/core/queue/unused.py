@@ -15,7 +15,7 @@ from airflow_dynamo_lock.core.model.record import LockRecord
 
 #: How long a waiter leaves free slots to those ahead of it, in seconds. The first waiter of a queue reads the lock at
 #: least every 1.25 s, so it loses its turn only if its process is stopped or cut off.
-PATIENCE = 2.0
+PASS_OVER_AFTER = 2.0
 # A lock that was not read for this many seconds is forgotten.
 _REMEMBERED = 120.0
 
@@ -23,7 +23,7 @@ _REMEMBERED = 120.0
 class _Seen(NamedTuple):
     """A lock with free slots, as this process last read it. Times are monotonic seconds.
 
-    :ivar free_since: numbers of slots, ascending, each with the time since when so many have been free.
+    :ivar free_since: pairs of a time and the number of slots that have been free since then, fewest slots first.
     :ivar claimed_at: when waiters were last told to claim unused slots.
     """
 
@@ -40,7 +40,7 @@ class UnusedSlots:
     _seen: dict[str, _Seen] = field(default_factory=dict)
 
     def see(self, record: LockRecord, free: int, reply: Reply) -> int:
-        """Note the free slots of a lock that was just read. Returns how many of them have been unused for `PATIENCE`.
+        """Note the free slots of a lock that was just read. Returns how many have been unused for `PASS_OVER_AFTER`.
 
         A grant begins the time anew for all slots of the lock.
 
@@ -55,17 +55,22 @@ class UnusedSlots:
         since = min((at for at, slots in before.free_since if slots >= free), default=now)
         fewer = [each for each in before.free_since if each[1] < free]
         self._seen[record.key] = seen = before._replace(read_at=now, free_since=(*fewer, (since, free)))
-        return max((slots for at, slots in seen.free_since if reply.sent_at - at >= PATIENCE), default=0)
+        return max(
+            (slots for at, slots in seen.free_since if reply.sent_at - at >= PASS_OVER_AFTER), default=0
+        )
 
     def claims(self, key: str, now: float) -> bool:
-        """Whether a waiter should now claim the unused slots of a lock: once in `PATIENCE`, because it has to read the
-        queue for that, and a waiter ahead may be entitled to wait."""
+        """Whether a waiter should now claim the unused slots of a lock.
+
+        Once in `PASS_OVER_AFTER`, because the waiter has to read the queue for that, and one ahead of it may be
+        entitled to leave the slots unused.
+        """
         seen = self._seen.get(key)
-        if seen is None or now - seen.claimed_at < PATIENCE:
+        if seen is None or now - seen.claimed_at < PASS_OVER_AFTER:
             return False
         self._seen[key] = seen._replace(claimed_at=now)
         return True
 
     def forget_old(self, now: float) -> None:
         """Forget the locks that were not read for a while."""
-        self._seen = {key: seen for key, seen in self._seen.items() if now - seen.read_at < _REMEMBERED}
+        self._seen = {key: seen for key, seen in list(self._seen.items()) if now - seen.read_at < _REMEMBERED}

@@ -43,15 +43,15 @@ class View:
     :ivar reply: the response that delivered the record.
     :ivar ahead: living waiters that go first, without those that the claim may pass over. Further ones may be missing
         if these leave no capacity for the claim.
-    :ivar turn: what a grant requires of the head of the queue, and how it changes the head.
-    :ivar enqueued: the claim's own entry exists.
+    :ivar head_update: what a grant requires of the head of the queue, and how it changes the head.
+    :ivar enqueued: False if the claim has a place in the queue, and its entry there is missing.
     :ivar dead: places of dead waiters.
     """
 
     record: LockRecord | None
     reply: Reply
     ahead: tuple[Waiter, ...]
-    turn: HeadUpdate
+    head_update: HeadUpdate
     enqueued: bool
     dead: tuple[str, ...]
 
@@ -91,51 +91,53 @@ class QueueReader:
     # The time of the last complete read of a queue, and its entries; None while the read is in progress.
     _read: dict[str, tuple[float, list[Waiter] | None]] = field(default_factory=dict)
 
-    def look(self, claim: Claim, mine: Waiter | None, seconds: float | None) -> Operation[View]:
+    def look(self, claim: Claim, mine: Waiter | None, within: float | None) -> Operation[View]:
         """Read the lock, and as much of its queue as matters to the claim.
 
         :param mine: the claim's own entry; None for a newcomer, which comes after all waiters.
-        :param seconds: timeout of each request.
+        :param within: timeout of each request.
         """
         record: LockRecord | None = None
         ahead: list[Waiter] = []
-        first_in_order: list[Waiter] = []
+        not_passed: list[Waiter] = []
         dead: list[str] = []
         enqueued, following = mine is None, None
-        first: Reply | None = None
+        first_reply: Reply | None = None
         unused, idle = 0, False
         cursor: Mapping[str, Any] | None = None
         while True:
-            reply: Reply = yield with_timeout(self.format.read_queue(claim.key, _PAGE, cursor), seconds)
-            if first is None:
-                first, record = reply, self.format.lock_in(reply)
+            reply: Reply = yield with_timeout(self.format.read_queue(claim.key, _PAGE, cursor), within)
+            if first_reply is None:
+                first_reply, record = reply, self.format.lock_in(reply)
                 if record is not None:
                     dead_holders = self.observer.see(record, reply)
                     unused = self.unused.see(record, free_slots(record, dead_holders), reply)
                     idle = len(dead_holders) == len(record.holders)
-            before = []
+            earlier = []
             for waiter in self.format.waiters(reply.output):
                 if mine is not None and waiter.place >= mine.place:
                     enqueued = enqueued or waiter.place == mine.place
                     following = following or (waiter.place if waiter.place != mine.place else None)
                 elif record is None or waiter.lease_id not in record.holders:
-                    before.append(waiter)
-            living = yield from self._living(before, reply, seconds)
+                    earlier.append(waiter)
+            living = yield from self._living(earlier, reply, within)
             alive = {each.place for each in living}
-            dead += [each.place for each in before if each.place not in alive]
+            dead += [each.place for each in earlier if each.place not in alive]
             ahead += [each for each in living if not claim.supersedes(each)]
-            first_in_order = list(dropwhile(partial(_is_passed, record, unused, idle=idle), ahead))
+            not_passed = list(dropwhile(partial(_is_passed, record, unused, idle=idle), ahead))
             cursor = reply.output.get("LastEvaluatedKey")
-            if not cursor or following is not None or not _fits_behind(claim, first_in_order, record):
+            if not cursor or following is not None or not _fits_behind(claim, not_passed, record):
                 break
         if not following and cursor is not None:
             enqueued = True  # unknown, because the queue was not read to its end
-        turn = replace(head_update(record, mine, ahead, following), waiter=mine.lease_id if mine else "")
-        if record is not None and len(first_in_order) < len(ahead):
-            turn = _while_unused(turn, record)
-        return View(record, first, tuple(first_in_order), turn, enqueued, tuple(dead))
+        head_update = replace(
+            head_update_of(record, mine, ahead, following), waiter=mine.lease_id if mine else ""
+        )
+        if record is not None and len(not_passed) < len(ahead):
+            head_update = _while_unused(head_update, record)
+        return View(record, first_reply, tuple(not_passed), head_update, enqueued, tuple(dead))
 
-    def waiters(self, key: str, seconds: float | None = None) -> Operation[list[Waiter]]:
+    def waiters(self, key: str, within: float | None = None) -> Operation[list[Waiter]]:
         """The waiters of the lock in their order, with their expected waits, without those known to be dead.
 
         :raises LockValueError: the table format has no queues.
@@ -145,18 +147,18 @@ class QueueReader:
         record: LockRecord | None = None
         cursor: Mapping[str, Any] | None = None
         while True:
-            reply: Reply = yield with_timeout(self.format.read_queue(key, None, cursor), seconds)
+            reply: Reply = yield with_timeout(self.format.read_queue(key, None, cursor), within)
             if cursor is None:
                 record = self.format.lock_in(reply)
             page = self.format.waiters(reply.output)
             if record is not None:
                 page = [each for each in page if each.lease_id not in record.holders]
-            found += yield from self._living(page, reply, seconds)
+            found += yield from self._living(page, reply, within)
             cursor = reply.output.get("LastEvaluatedKey")
             if not cursor:
                 return with_expected_waits(record, found, self.own.stamp().best_ms)
 
-    def entries(self, key: str, seconds: float | None) -> Operation[list[Waiter]]:
+    def entries(self, key: str, within: float | None) -> Operation[list[Waiter]]:
         """All entries of the queue, those of dead waiters included, as they were up to 5 s ago.
 
         Where a process continues the work of another one, hundreds of waiters look for their entries at the same time;
@@ -168,7 +170,7 @@ class QueueReader:
             if now - at >= _RECENT:
                 self._read[key] = now, None  # the others wait for this read
                 try:
-                    entries = yield from self._read_all(key, seconds)
+                    entries = yield from self._read_all(key, within)
                 except BaseException:
                     self._read.pop(key, None)  # let another waiter read
                     raise
@@ -177,21 +179,21 @@ class QueueReader:
                 return entries
             yield Sleep(_READ_PAUSE)
 
-    def entries_of(self, key: str, lease_id: str, seconds: float | None) -> Operation[list[Waiter]]:
+    def entries_of(self, key: str, lease_id: str, within: float | None) -> Operation[list[Waiter]]:
         """The entries with this lease id, of any process, dead or alive."""
-        return [each for each in (yield from self._read_all(key, seconds)) if each.lease_id == lease_id]
+        return [each for each in (yield from self._read_all(key, within)) if each.lease_id == lease_id]
 
-    def _read_all(self, key: str, seconds: float | None) -> Operation[list[Waiter]]:
+    def _read_all(self, key: str, within: float | None) -> Operation[list[Waiter]]:
         found: list[Waiter] = []
         cursor: Mapping[str, Any] | None = None
         while True:
-            reply: Reply = yield with_timeout(self.format.read_queue(key, None, cursor), seconds)
+            reply: Reply = yield with_timeout(self.format.read_queue(key, None, cursor), within)
             found += self.format.waiters(reply.output)
             cursor = reply.output.get("LastEvaluatedKey")
             if not cursor:
                 return found
 
-    def _living(self, waiters: list[Waiter], reply: Reply, seconds: float | None) -> Operation[list[Waiter]]:
+    def _living(self, waiters: list[Waiter], reply: Reply, within: float | None) -> Operation[list[Waiter]]:
         """The waiters that are not proven to be dead (R3)."""
         silent = {
             each.place: each.process
@@ -201,7 +203,7 @@ class QueueReader:
         asked = sorted({process for process in silent.values() if process is not None})
         alive: set[str | None] = set()
         for request in self.format.batch_get(asked, consistent=True):
-            answer: Reply = yield with_timeout(request, seconds)
+            answer: Reply = yield with_timeout(request, within)
             for record in self.format.batch_records(answer.output, answer.server_ms):
                 # No process works under these leases, so no margin for clocks is needed.
                 holders = {name: replace(each, cooling_down=True) for name, each in record.holders.items()}
@@ -238,7 +240,7 @@ class QueueReader:
 
     def forget_old_reads(self, now: float) -> None:
         """Drop the reads that are too old to be used."""
-        self._read = {key: read for key, read in self._read.items() if now - read[0] < _RECENT}
+        self._read = {key: read for key, read in list(self._read.items()) if now - read[0] < _RECENT}
         self.unused.forget_old(now)
 
 
@@ -289,11 +291,15 @@ def _is_passed(record: LockRecord | None, unused: int, waiter: Waiter, *, idle: 
     )
 
 
-def _while_unused(turn: HeadUpdate, record: LockRecord) -> HeadUpdate:
-    """The turn of a grant that passes over waiters. It also requires that no slot was granted since the lock was read:
-    the write may arrive late, and the waiters ahead may have had no time to take the slots that are free then."""
-    condition = f"{turn.condition} AND #token = :unused_since"
-    return replace(turn, condition=condition, values={**turn.values, ":unused_since": record.token})
+def _while_unused(head_update: HeadUpdate, record: LockRecord) -> HeadUpdate:
+    """The head update of a grant that passes over waiters: no slot may have been granted since the lock was read.
+
+    The write may arrive late, and the waiters ahead may have had no time to take the slots that are free then.
+    """
+    condition = f"{head_update.condition} AND #token = :unused_since"
+    return replace(
+        head_update, condition=condition, values={**head_update.values, ":unused_since": record.token}
+    )
 
 
 def _fits_behind(claim: Claim, ahead: list[Waiter], record: LockRecord | None) -> bool:
@@ -303,7 +309,7 @@ def _fits_behind(claim: Claim, ahead: list[Waiter], record: LockRecord | None) -
     )
 
 
-def head_update(
+def head_update_of(
     record: LockRecord | None, mine: Waiter | None, ahead: list[Waiter], following: str | None
 ) -> HeadUpdate:
     """What a grant requires of the head, and how it changes the head, given the queue that was just read.

@@ -22,10 +22,6 @@ LOCK_ENTRY = "lock"
 #: How long an idle record is kept after its last write, milliseconds, so that its fencing token is remembered (R10).
 RETENTION_MS = RETENTION * 1000
 
-#: Largest difference between two writers' estimates of the server's time, milliseconds. The ``Date`` header has whole
-#: seconds; a larger value only costs an occasional request.
-ESTIMATES_DIFFER_MS = 2000
-
 # Every attribute name is a placeholder, because some names are reserved words of DynamoDB.
 PATHS = {f"#{name}": name for name in ATTRIBUTES}
 

@@ -6,7 +6,7 @@ locks with one holder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +14,8 @@ from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Stamp, T
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.decisions import Decision, Removal
 from airflow_dynamo_lock.core.model.edits import Edit
-from airflow_dynamo_lock.core.model.ending import Ending
+from airflow_dynamo_lock.core.model.errors import LockVersionError
+from airflow_dynamo_lock.core.model.hold import Hold
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.features import HasFeatures
@@ -98,7 +99,11 @@ class Format(HasFeatures, Protocol):
 
     # Locks with one holder.
     def acquire_idle(
-        self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
+        self,
+        claim: Claim,
+        stamp: Stamp,
+        seen: LockRecord | None = None,
+        head_update: HeadUpdate = QUEUE_EMPTY,
     ) -> Request: ...
     def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request: ...
     def reclaim(
@@ -107,8 +112,8 @@ class Format(HasFeatures, Protocol):
         record: LockRecord,
         dead: Sequence[Holder],
         stamp: Stamp,
-        turn: HeadUpdate = QUEUE_EMPTY,
-        leave: int = 0,
+        head_update: HeadUpdate = QUEUE_EMPTY,
+        reserved: int = 0,
     ) -> Request: ...
     def correct_grant(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request: ...
     def renew(
@@ -123,7 +128,7 @@ class Format(HasFeatures, Protocol):
         stamp: Stamp,
         *,
         confirmed: bool,
-        ending: Ending | None = None,
+        hold: Hold | None = None,
         leaving: str | None = None,
     ) -> Request: ...
     def break_(self, key: str, holder: Holder, stamp: Stamp, decision: Decision | None = None) -> Request: ...
@@ -141,7 +146,12 @@ class Format(HasFeatures, Protocol):
 
     # Several holders, sets of locks, queues, notes of waits.
     def acquire_slots(
-        self, claim: Claim, stamp: Stamp, seen: LockRecord, turn: HeadUpdate = QUEUE_EMPTY, leave: int = 0
+        self,
+        claim: Claim,
+        stamp: Stamp,
+        seen: LockRecord,
+        head_update: HeadUpdate = QUEUE_EMPTY,
+        reserved: int = 0,
     ) -> Request: ...
     def remove_dead(self, key: str, dead: Sequence[Holder], stamp: Stamp) -> Request: ...
     def set_capacity(self, key: str, capacity: int | None, seen: LockRecord, stamp: Stamp) -> Request: ...
@@ -158,6 +168,8 @@ class Format(HasFeatures, Protocol):
     def delete_entry(self, key: str, place: str) -> Request: ...
     def read_queue(self, key: str, limit: int | None, cursor: Mapping[str, Any] | None) -> Request: ...
     def lock_in(self, reply: Reply) -> LockRecord | None: ...
-    def waiters(self, output: Mapping[str, Any]) -> list[Waiter]: ...
+    def waiters(
+        self, output: Mapping[str, Any], on_newer: Callable[[LockVersionError], None] | None = None
+    ) -> list[Waiter]: ...
     def note_wait(self, key: str, lease_id: str, wait: Wait) -> Request: ...
     def erase_wait(self, key: str, lease_id: str, wait_id: str) -> Request: ...

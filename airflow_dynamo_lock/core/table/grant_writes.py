@@ -9,10 +9,10 @@ from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.decisions import Loss
 from airflow_dynamo_lock.core.model.kind import Kind
+from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.expressions import (
-    ESTIMATES_DIFFER_MS,
     expiry,
     remove_clause,
     removed_data,
@@ -49,8 +49,8 @@ def _unchanged(dead: Sequence[Holder]) -> list[str]:
     return [f"#holders.#dead{i}.#version = :version{i}" for i in range(len(dead))]
 
 
-def _turn_values(turn: HeadUpdate) -> dict[str, Any]:
-    return {**turn.values, ":next_head": turn.next}
+def _head_values(head_update: HeadUpdate) -> dict[str, Any]:
+    return {**head_update.values, ":next_head": head_update.next}
 
 
 def _capacity_change_allowed(seen: LockRecord | None) -> str:
@@ -86,7 +86,11 @@ class GrantWrites(RenewalWrites):
     """Writes that grant a lock or set its capacity."""
 
     def acquire_idle(
-        self, claim: Claim, stamp: Stamp, seen: LockRecord | None = None, turn: HeadUpdate = QUEUE_EMPTY
+        self,
+        claim: Claim,
+        stamp: Stamp,
+        seen: LockRecord | None = None,
+        head_update: HeadUpdate = QUEUE_EMPTY,
     ) -> Request:
         """Acquire a lock that is idle or has no record.
 
@@ -98,8 +102,8 @@ class GrantWrites(RenewalWrites):
             claim.key,
             "SET #holders = :holders, #available = :left, #capacity = :capacity, "
             "#token = if_not_exists(#token, :now) + :one, #token_base = if_not_exists(#token_base, :state), "
-            f"#format_version = :version, #expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
-            + remove_clause([*turn.remove, *removed_data(claim.data)]),
+            f"#format_version = :version, #expires_at = :expires_at{set_data(claim.data)}{head_update.set_head}"
+            + remove_clause([*head_update.remove, *removed_data(claim.data)]),
             # Checking the size as well as the counter protects holders if another program damaged the counter. The
             # types refuse what `read_lock` cannot read, so a damaged record is left as it is.
             ("" if claim.only_existing else "(attribute_not_exists(#key) OR ")
@@ -109,10 +113,11 @@ class GrantWrites(RenewalWrites):
             "(attribute_not_exists(#queue_head) OR attribute_type(#queue_head, :text)) AND "
             f"{'attribute_not_exists(#token_base)' if foreign else 'attribute_type(#token_base, :text)'} AND "
             f"#available = #capacity AND size(#holders) = :zero AND {_capacity_change_allowed(seen)} AND "
-            f"{_NO_LATER_RELEASE}{turn.and_condition}{_NOT_REMOVED})" + ("" if claim.only_existing else ")"),
+            f"{_NO_LATER_RELEASE}{head_update.and_condition}{_NOT_REMOVED})"
+            + ("" if claim.only_existing else ")"),
             {
                 **_freed_values(stamp, seen),
-                **_turn_values(turn),
+                **_head_values(head_update),
                 ":holders": {claim.lease_id: holder_values(claim, stamp)},
                 ":left": claim.capacity - claim.slots,
                 ":capacity": claim.capacity,
@@ -127,38 +132,43 @@ class GrantWrites(RenewalWrites):
                 ":expires_at": expiry(stamp, claim.lease_ms),
                 ":data": claim.data,
             },
-            removed=REMOVED_PREFIX + (turn.waiter or claim.lease_id),
+            removed=REMOVED_PREFIX + (head_update.waiter or claim.lease_id),
         )
 
     def acquire_slots(
-        self, claim: Claim, stamp: Stamp, seen: LockRecord, turn: HeadUpdate = QUEUE_EMPTY, leave: int = 0
+        self,
+        claim: Claim,
+        stamp: Stamp,
+        seen: LockRecord,
+        head_update: HeadUpdate = QUEUE_EMPTY,
+        reserved: int = 0,
     ) -> Request:
         """Acquire free slots of a lock with other holders.
 
-        :param leave: number of slots that must remain for earlier waiters.
+        :param reserved: number of slots that must remain for earlier waiters.
         """
         return self._write(
             claim.key,
             "SET #holders.#me = :me, #available = #available - :slots, #token = #token + :one, "
-            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}"
-            + remove_clause([*turn.remove, *removed_data(claim.data)]),
+            f"#expires_at = :expires_at{set_data(claim.data)}{head_update.set_head}"
+            + remove_clause([*head_update.remove, *removed_data(claim.data)]),
             "#available >= :need AND #capacity = :capacity AND attribute_not_exists(#holders.#me) AND "
             + _NO_LATER_RELEASE
-            + turn.and_condition
+            + head_update.and_condition
             + _NOT_REMOVED,
             {
                 **_freed_values(stamp, seen),
-                **_turn_values(turn),
+                **_head_values(head_update),
                 ":me": holder_values(claim, stamp),
                 ":slots": claim.slots,
-                ":need": claim.slots + leave,
+                ":need": claim.slots + reserved,
                 ":capacity": claim.capacity,
                 ":one": 1,
                 ":expires_at": expiry(stamp, claim.lease_ms),
                 ":data": claim.data,
             },
             me=claim.lease_id,
-            removed=REMOVED_PREFIX + (turn.waiter or claim.lease_id),
+            removed=REMOVED_PREFIX + (head_update.waiter or claim.lease_id),
         )
 
     def reclaim(
@@ -167,21 +177,21 @@ class GrantWrites(RenewalWrites):
         record: LockRecord,
         dead: Sequence[Holder],
         stamp: Stamp,
-        turn: HeadUpdate = QUEUE_EMPTY,
-        leave: int = 0,
+        head_update: HeadUpdate = QUEUE_EMPTY,
+        reserved: int = 0,
     ) -> Request:
         """Acquire slots and remove dead holders in the same write, on condition of each one's *version*: a holder that
         has sent a heartbeat in the meantime is alive and wins (R3).
 
         :param dead: at most `MAX_REMOVED`.
-        :param leave: number of slots that must remain for earlier waiters.
+        :param reserved: number of slots that must remain for earlier waiters.
         """
         names = {f"dead{i}": holder.lease_id for i, holder in enumerate(dead)}
         set_loss, loss = _loss(dead, stamp)
         # A reader does not continue the work of the dead readers that it removes.
         takes_over = took_over(dead) and not claim.kind is record.kind is Kind.SHARED
         values: dict[str, Any] = {
-            **_turn_values(turn),
+            **_head_values(head_update),
             ":me": holder_values(claim, stamp, took_over=takes_over),
             ":one": 1,
             ":capacity": claim.capacity,
@@ -202,20 +212,20 @@ class GrantWrites(RenewalWrites):
             counters = "#available = #available + :net"
             net = sum(holder.slots for holder in dead) - claim.slots
             # `net` may be negative: `set_capacity` may have left fewer slots than are held.
-            values |= {":net": net, ":need": leave - net}
+            values |= {":net": net, ":need": reserved - net}
         return self._write(
             claim.key,
             f"SET #holders.#me = :me, {counters}, #token = #token + :one, #last_freed_at = :last_freed_at, "
-            f"#expires_at = :expires_at{set_data(claim.data)}{turn.set_head}{set_loss}"
+            f"#expires_at = :expires_at{set_data(claim.data)}{head_update.set_head}{set_loss}"
             + remove_clause(
-                [*(f"#holders.#{name}" for name in names), *turn.remove, *removed_data(claim.data)]
+                [*(f"#holders.#{name}" for name in names), *head_update.remove, *removed_data(claim.data)]
             ),
             " AND ".join([*conditions, "attribute_not_exists(#holders.#me)"])
-            + turn.and_condition
+            + head_update.and_condition
             + _NOT_REMOVED,
             values,
             me=claim.lease_id,
-            removed=REMOVED_PREFIX + (turn.waiter or claim.lease_id),
+            removed=REMOVED_PREFIX + (head_update.waiter or claim.lease_id),
             **names,
         )
 
@@ -270,14 +280,14 @@ class GrantWrites(RenewalWrites):
             claim.lease_ms,
             stamp,
             seen.holders[claim.lease_id].version,
-            ", #token = :token, #token_base = :checked, #holders.#me.#acquired_at = :acquired_at"
+            ", #token = :token, #token_base = :verified, #holders.#me.#acquired_at = :acquired_at"
             + _set_hold_until(claim),
             " AND #token = :seen_token",
             values={
                 ":hold_until": stamp.best_ms + claim.min_hold_ms,
                 ":token": token,
                 ":seen_token": seen.token,
-                ":checked": VERIFIED,
+                ":verified": VERIFIED,
                 ":acquired_at": stamp.best_ms,
             },
         )

@@ -7,7 +7,7 @@ from typing import assert_never
 from airflow_dynamo_lock.core.effects import Request, Stamp
 from airflow_dynamo_lock.core.model.decisions import Decision, Loss
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
-from airflow_dynamo_lock.core.model.ending import Ending
+from airflow_dynamo_lock.core.model.hold import Hold
 from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.expressions import expiry, removed_data, set_data
@@ -58,9 +58,10 @@ class LeaseWrites(RenewalWrites):
             case Heartbeat():
                 pass
             case Change():
-                longer = edit.lease_ms is not None
-                update = (", #holders.#me.#lease_ms = :lease_ms" if longer else "") + set_data(edit.data)
-                condition = _NOT_DRAINING + (" AND #holders.#me.#lease_ms <= :lease_ms" if longer else "")
+                update = (", #holders.#me.#lease_ms = :lease_ms" if edit.longer else "") + set_data(edit.data)
+                condition = _NOT_DRAINING + (
+                    " AND #holders.#me.#lease_ms <= :lease_ms" if edit.longer else ""
+                )
                 remove = removed_data(edit.data)
             case Enter():
                 update = ", #holders.#me.#processes.#process = :now"
@@ -117,18 +118,18 @@ class LeaseWrites(RenewalWrites):
         stamp: Stamp,
         *,
         confirmed: bool,
-        ending: Ending | None = None,
+        hold: Hold | None = None,
         leaving: str | None = None,
     ) -> Request:
         """Free the slots, if no process is inside (R8).
 
         :param confirmed: the caller received the grant, so its token has been compared with the server's time (R10).
-        :param ending: what the release leaves in the record; None leaves nothing.
+        :param hold: what the release leaves in the record; None leaves nothing.
         :param leaving: the process that leaves with this write, and must be the only one inside.
         """
-        usual_ms = None if ending is None else ending.mean(stamp.best_ms)
-        set_owner = "" if ending is None else ", #previous_owner = :owner"
-        proven = ", #token_base = :checked" if confirmed and stamp.server_ms is not None else ""
+        usual_ms = None if hold is None else hold.mean(stamp.best_ms)
+        set_owner = "" if hold is None else ", #previous_owner = :owner"
+        proven = ", #token_base = :verified" if confirmed and stamp.server_ms is not None else ""
         min_hold = _MIN_HOLD_OVER if stamp.answered else _NO_MIN_HOLD
         inside = _NONE_INSIDE if leaving is None else _ONLY_ME_INSIDE
         return self._remove(
@@ -141,10 +142,10 @@ class LeaseWrites(RenewalWrites):
             {
                 ":zero": 0,
                 ":one": 1,
-                ":checked": VERIFIED,
+                ":verified": VERIFIED,
                 ":now": stamp.best_ms,
                 ":usual_ms": usual_ms,
-                ":owner": None if ending is None else ending.owner,
+                ":owner": None if hold is None else hold.owner,
             },
             **({"process": leaving} if leaving is not None else {}),
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Reply, Request, Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.decisions import Removal
+from airflow_dynamo_lock.core.model.errors import LockVersionError
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import encode
@@ -84,12 +85,12 @@ class QueueWrites(TableWrites, TableReads):
             claim.key,
             "SET #last_ticket = :number" + (", #queue_head = :front" if lower else ""),
             (
-                "#last_ticket = :drawn"
+                "#last_ticket = :last_ticket"
                 if seen.last_ticket
                 else "attribute_exists(#key) AND attribute_not_exists(#last_ticket)"
             )
             + (_HEAD_ABSENT_OR_HIGHER if lower else " AND #queue_head <= :front"),
-            {**values, ":drawn": seen.last_ticket},
+            {**values, ":last_ticket": seen.last_ticket},
         )
 
     def note_removal(self, key: str, lease_id: str, removal: Removal, outdated: Sequence[str]) -> Request:
@@ -142,7 +143,7 @@ class QueueWrites(TableWrites, TableReads):
         )
 
     def put_entry(self, waiter: Waiter) -> Request:
-        """Write a waiter's entry. If no process removes it, DynamoDB does some day."""
+        """Write a waiter's entry. If no process removes it, DynamoDB does so a week after the wait began."""
         item = {
             "format_version": version.WRITTEN,
             "key": waiter.key,
@@ -200,10 +201,13 @@ class QueueWrites(TableWrites, TableReads):
                 return self.record(item, reply.server_ms)
         return None
 
-    def waiters(self, output: Mapping[str, Any]) -> list[Waiter]:
+    def waiters(
+        self, output: Mapping[str, Any], on_newer: Callable[[LockVersionError], None] | None = None
+    ) -> list[Waiter]:
         """The waiters in the response to `read_queue`. A damaged entry is left out, so that no waiter waits for it.
 
-        :raises LockVersionError: a newer version of this package wrote an entry.
+        :param on_newer: called for each entry that a newer version of this package wrote, which is left out; None
+            raises the error.
         """
         found = []
         for item in output.get("Items", ()):
@@ -211,6 +215,10 @@ class QueueWrites(TableWrites, TableReads):
                 continue
             try:
                 found.append(read_waiter(item, self.table))
+            except LockVersionError as newer:
+                if on_newer is None:
+                    raise
+                on_newer(newer)
             except (TypeError, ValueError, RecursionError):
                 continue
         return found

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
-from airflow_dynamo_lock.core.table.expressions import ESTIMATES_DIFFER_MS, TableWrites, expiry, remove_clause
+from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS
+from airflow_dynamo_lock.core.table.expressions import TableWrites, expiry, remove_clause
 
 
 class RenewalWrites(TableWrites):

@@ -1,9 +1,9 @@
-"""Limits how many newcomers of one process send requests at the same time while DynamoDB does not answer in time.
+"""Limits how many newcomers of one process send requests at the same time while DynamoDB does not serve them.
 
-The window is unlimited until a request times out. The requests may have timed out because there are too many of them,
-and repeating them would make that worse. So each time-out halves the window, to one request at least, and each answer
-widens it by one, as TCP does after lost packets. Waiters in the queue are not limited: only the first one sends
-requests.
+The window is unlimited until a request fails: it was not answered in time, throttled, or could not be sent. There may
+be too many requests, and repeating them would make that worse. So each failure halves the window, to one request at
+least, and each answer widens it by one, as TCP does after lost packets. Waiters in the queue are not limited: only the
+first one sends requests.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ class Admission:
     window: AdmissionWindow
     _failures: int = field(default=0, init=False)
 
-    def is_admitted(self) -> bool:
-        """Whether the newcomer may send a request now. Once admitted, it stays so until the result is reported."""
+    def admit(self) -> bool:
+        """Admit the newcomer if the window is not full. Returns whether it may send a request now.
+
+        An admitted newcomer stays admitted until it reports the result.
+        """
         window = self.window
         if self not in window._admitted and len(window._admitted) >= window._size:
             return False
@@ -50,8 +53,8 @@ class Admission:
             window._size = window._size + 1 if window._size < _MANY else math.inf
             window._admitted.discard(self)
 
-    def timed_out(self) -> None:
-        """Report a time-out."""
+    def failed(self) -> None:
+        """Report that DynamoDB did not serve the request."""
         window = self.window
         self._failures = min(self._failures + 1, _MOST_FAILURES)
         if self in window._admitted:
@@ -63,7 +66,7 @@ class Admission:
         self.window._admitted.discard(self)
 
     def pause(self, poll_interval: float, jitter: float, left: float | None) -> float:
-        """Seconds until the next attempt: longer after each time-out, and different for each waiter.
+        """Seconds until the next attempt: longer after each failure, and different for each waiter.
 
         :param jitter: random number from 0 to 1.
         :param left: remaining time in seconds; None for no limit.

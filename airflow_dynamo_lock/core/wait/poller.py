@@ -31,7 +31,7 @@ _NEAR, _SELDOM = 3, 2
 # this.
 _QUICK, _QUICK_FROM, _MAX_QUICK = 4, 1.0, 25
 # While the table's stream reports changes, the poller reads all keys at this multiple of its interval, and at least
-# every so many seconds, in case the stream lost something.
+# once in `_STREAM_SLOWEST` seconds, in case the stream lost something.
 _STREAM_SLOWDOWN = 10
 _STREAM_SLOWEST = 30.0
 # How often a queue is read again although the record of its lock has not changed, in seconds: a waiter behind the first
@@ -85,7 +85,7 @@ class Poller:
     listeners: dict[str, list[EndListener]] = field(default_factory=dict)
     wake_up: Callable[[], None] = field(default=lambda: None)
     _pace: float = field(default=0.0, init=False)
-    # By key: polls since the queue was last read, and polls between two reads.
+    # By key: number of polls since the lock was last read, and the pause between two reads, in polls.
     _rounds: dict[str, int] = field(default_factory=dict, init=False)
     _pause: dict[str, int] = field(default_factory=dict, init=False)
     # By key: the state of the queue when positions were last reported, and the last ticket then.
@@ -153,6 +153,8 @@ class Poller:
                     continue
                 except Exception as failure:  # also an unexpected one: no waiter may wait for ever
                     self.fail(failure)
+                    if keys & self.listeners.keys():
+                        log.warning("Cannot read whether leases have ended, trying again: %s", failure)
                     continue
                 self._now, begun = reply.received_at, thread_time()
                 records = {
@@ -184,10 +186,10 @@ class Poller:
     def _report_changes(self, key: str, record: LockRecord | None) -> Operation[None]:
         """Report the positions in a queue if the record shows that they may have changed."""
         ticket = 0 if record is None else record.last_ticket
-        now = None if record is None else (record.token, ticket, record.queue_head)
-        if self._reported.get(key) != now and (yield from self._report(key)):
+        state = None if record is None else (record.token, ticket, record.queue_head)
+        if self._reported.get(key) != state and (yield from self._report(key)):
             if ticket == self._tickets.get(key):
-                self._reported[key] = now
+                self._reported[key] = state
             self._tickets[key] = ticket  # the entry of a new ticket may not exist yet, so report once more
 
     def _report_again(self) -> Operation[None]:
@@ -312,8 +314,7 @@ class Poller:
     def _notify(self, key: str, record: LockRecord | None, reply: Reply) -> None:
         """Notify the listeners and wake the waiters that a lock, as it was just read, concerns."""
         for listener in self.listeners.get(key, ()):
-            holder = record.holders.get(listener.lease_id) if record else None
-            if holder is None or holder.draining:
+            if record is None or not record.is_held(listener.lease_id):
                 listener.gone(False)
         queue = self.waiters.get(key, [])
         if record is not None:
