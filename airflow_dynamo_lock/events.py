@@ -39,8 +39,9 @@ class LockEvent:
 
     :ivar name: what happened. `acquired`, `released`, `drained`: this process has acquired, released or drained a
         lease. `reclaimed`: an acquire has removed a dead holder. `timed_out`, `deadlocked`, `removed`: a wait has
-        ended without the lock: in time, in a deadlock, by a person. `lost`: this process has noticed that a lease was
-        lost. `broken`: this process has broken a lease. `heartbeat_failed`: a heartbeat failed, and is repeated.
+        ended without the lock, at its timeout, in a deadlock, or because a person removed it. `lost`: this process has
+        noticed that a lease was lost, which it reports once. `broken`: this process has broken a lease.
+        `heartbeat_failed`: a heartbeat failed, and is repeated.
     :ivar key: the lock; empty for `waiting` and `poll_cpu`, which concern all locks.
     :ivar value: `waited`: how long an acquire took, in seconds. `held`: how long a released lease was held, in
         seconds. `waiting`: number of waiters of this process. `poll_cpu`: processor time that the poller needed for

@@ -62,7 +62,11 @@ def claim_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--fair/--unfair", default=True, help="Queue and overtake no waiter, or ignore the queue."
         ),
         click.option(
-            "--mode", type=click.Choice(["exclusive", "shared"]), default="exclusive", show_default=True
+            "--mode",
+            type=click.Choice(["exclusive", "shared"]),
+            default="exclusive",
+            show_default=True,
+            help="Hold the lock alone, or together with other shared holders.",
         ),
         click.option("--capacity", default=1, show_default=True, help="Number of slots that the lock has."),
         click.option("--slots", default=1, show_default=True, help="Number of slots to acquire."),
@@ -309,7 +313,9 @@ def remove_waiter(where: Settings, key: str, lease_id: str, reason: str | None, 
     if not yes:
         for waiter in locks.waiters(key):
             if waiter.lease_id == lease_id:
-                click.echo(f"{readable(waiter.owner)} waits since {show.since(waiter.since)}.", err=True)
+                click.echo(
+                    f"{readable(waiter.owner)} has waited since {show.since(waiter.since)} UTC.", err=True
+                )
                 _confirm("Remove it from the queue?", "Not removed.")
     locks.remove_waiter(key, lease_id, by=this_user(), reason=reason)
 
@@ -320,7 +326,10 @@ def remove_waiter(where: Settings, key: str, lease_id: str, reason: str | None, 
 @click.option("--unset", is_flag=True, help="Let claims decide the capacity again.")
 @settings
 def capacity(where: Settings, key: str, number: int | None, unset: bool) -> None:
-    """Set the capacity of a semaphore, whether it is held or not."""
+    """Set the capacity of a semaphore, or let claims decide it again.
+
+    A NUMBER overrides the capacity of all claims, also while the semaphore is held. No holder loses its lease.
+    """
     if (number is None) != unset:
         raise click.UsageError("Give either a NUMBER of slots or --unset.")
     record = where.locks().set_capacity(key, number)

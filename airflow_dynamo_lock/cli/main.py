@@ -51,8 +51,9 @@ class _Commands(click.Group):
 def cli() -> None:
     """Locks in a DynamoDB table, as airflow-dynamo-lock uses them.
 
-    Exit codes: 0, done. 3, the lock is held by another lease, or the given lease does not hold it (any more). 2, wrong
-    usage. 1, any other error. AWS credentials, region and profile are found as by the AWS CLI.
+    Exit codes: 0, done. 1, any other error. 2, wrong usage. 3, the lock was not granted, or the given lease does not
+    hold it or wait for it (any more). `check` and `run` have further ones. AWS credentials, region and profile are
+    found as by the AWS CLI.
     """
 
 
@@ -78,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, _terminated)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
         signal.signal(signal.SIGHUP, _terminated)
-    # A process inherits that SIGCHLD is ignored. Then it cannot wait for its children.
+    # If the caller ignores SIGCHLD, this process has inherited that, and could not wait for its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _open_streams()
     code = run_command(arguments)

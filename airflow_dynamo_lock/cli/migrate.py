@@ -116,7 +116,8 @@ def migrate(
         work.until_done(move.over, "moved", wait_time, prepare=move.begin)
     if work.failures:
         raise LockError(
-            f"{work.failures} could not be moved: correct what is reported above, and run the command again."
+            f"{work.failures} {'lock' if work.failures == 1 else 'locks'} could not be moved: correct what is "
+            "reported above, and run the command again."
         )
 
 
@@ -184,7 +185,7 @@ class _Work:
             if deadline is not None and time.monotonic() >= deadline:
                 names = ", ".join(repr(key) for key in sorted(self.left))
                 raise LockTimeoutError(
-                    f"Not moved within {wait_time:g} s: {names}. Run the command again for the others."
+                    f"Not moved within {wait_time:g} s: {names}. Run the command again to move them."
                 )
             time.sleep(_PAUSE)
 
@@ -275,7 +276,7 @@ class _Move:
             try:
                 self.theirs.renew(lease, data=data)
             except LockValueError as wrong:
-                click.echo(f"the data of {readable(key)} stay on our side: {wrong}", err=True)
+                click.echo(f"the data of {readable(key)} stay in the native table: {wrong}", err=True)
 
     def keeps(self, record: LockRecord | None) -> bool:
         """Whether this move holds the lock, with `lease_id`."""

@@ -53,10 +53,11 @@ def check(
     total = Totals.of(states)
     summary = f"{total.locks} locks, {total.held} held, {total.waiting} waiting"
     summary += f", the longest for {duration(total.waited_ms)}" if total.waiting else ""
+    verdict = f"CRITICAL: {len(found)} finding{'s' if len(found) > 1 else ''} in" if found else "OK:"
     # What follows the bar are figures, which Nagios records.
     click.echo(
-        f"{f'CRITICAL: {len(found)} of ' if found else 'OK: '}{summary} | held={total.held} "
-        f"waiting={total.waiting} longest_wait={total.waited_ms / 1000:.0f}s"
+        f"{verdict} {summary} | held={total.held} waiting={total.waiting} "
+        f"longest_wait={total.waited_ms / 1000:.0f}s"
     )
     for sentence in found:
         click.echo(sentence)

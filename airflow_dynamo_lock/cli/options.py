@@ -37,7 +37,8 @@ _UNITS = {
 }
 _UNITS |= {"d": 86_400, "day": 86_400}
 
-# Airflow keeps its database from tasks by an address with which their child processes cannot import Airflow.
+# Airflow denies tasks its database by an address with this prefix, with which their child processes cannot import
+# Airflow.
 _DATABASE, _NO_DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed:"
 # An address that Airflow accepts. No connection is read from a database here.
 _UNUSED_DATABASE = "sqlite:////dev/null"
@@ -158,8 +159,8 @@ def settings_from(
         return where, others
     if region or profile or endpoint_url or table_format != NATIVE or partition_key or sort_key:
         raise click.UsageError(
-            "With --conn-id, the connection has the region, the profile, the endpoint, the format and its keys: "
-            "leave these options out."
+            "--conn-id excludes --region, --profile, --endpoint-url, --format, --partition-key and --sort-key: the "
+            "connection has these settings."
         )
     hook = airflow_hook(conn_id, verbose=verbose)
     connected = hook.settings

@@ -205,7 +205,7 @@ class Child:
                 self._start_pipe.write(json.dumps(environment).encode())
         except BrokenPipeError:
             lease.check()
-            click.echo(f"dynamo-lock: the process of {self.command[0]!r} ended before it began.", err=True)
+            click.echo(f"dynamo-lock: the process ended before it executed {self.command[0]!r}.", err=True)
         return self._wait()
 
     def end(self) -> None:
@@ -241,13 +241,16 @@ class Child:
         self._send(signal.SIGCONT)  # a stopped process does not handle signals
 
     def _send(self, number: int) -> bool:
-        """Send a signal to the command or its group. Returns whether a process was there to receive it."""
+        """Send a signal to the command or its group. Returns whether a process is there, also if it runs as another
+        user and may not receive the signal."""
         if self._ended.is_set():
             return False  # the system may have reused its id
         try:
             (os.killpg if self._grouped else os.kill)(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # it has exited, or runs as another user
+        except ProcessLookupError:
             return False
+        except PermissionError:
+            pass
         return True
 
     def _wait(self) -> int:

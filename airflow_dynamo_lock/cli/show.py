@@ -17,16 +17,20 @@ if TYPE_CHECKING:
 
     from airflow_dynamo_lock.core.model.record import Holder, LockRecord, Waiter
 
-LOCK_COLUMNS = ("lock", "state", "held by", "lease id", "since", "last heartbeat", "token")
-WAITER_COLUMNS = ("position", "who", "since", "still waits", "gives up", "wants", "priority", "lease id")
+LOCK_COLUMNS = ("lock", "state", "held by", "lease id", "since (UTC)", "last heartbeat", "token")
+WAITER_COLUMNS = (
+    *("position", "waiter", "since (UTC)", "expected", "until (UTC)", "slots", "priority", "lease id"),
+)
 # Columns that are left out if all their cells are empty.
-_OPTIONAL = ("still waits",)
+_OPTIONAL = ("expected",)
 # Columns whose cells may be wrapped.
-_WRAPPED = ("lock", "held by", "who")
+_WRAPPED = ("lock", "held by", "waiter")
 # Minimum width of a wrapped column, in characters.
 _MIN_WRAPPED_WIDTH = 12
 # Columns that a narrow terminal does not show, in the order in which they are left out.
-_LEFT_OUT = ("token", "priority", "last heartbeat", "gives up", "since", "wants", "still waits", "state")
+_LEFT_OUT = (
+    *("token", "priority", "last heartbeat", "until (UTC)", "since (UTC)", "slots", "expected", "state"),
+)
 
 
 def as_json(value: Any) -> None:
@@ -125,8 +129,8 @@ def waiter_rows(waiters: Sequence[Waiter]) -> list[tuple[str, ...]]:
             readable(waiter.owner),
             since(waiter.since),
             "" if waiter.expected_wait_ms is None else f"about {duration(waiter.expected_wait_ms)}",
-            "never" if waiter.until is None else since(waiter.until),
-            "to share" if waiter.mode == "shared" else f"{waiter.slots} of {waiter.capacity}",
+            "no limit" if waiter.until is None else since(waiter.until),
+            "shared" if waiter.mode == "shared" else f"{waiter.slots} of {waiter.capacity}",
             str(waiter.priority),
             readable(waiter.lease_id),
         )
@@ -135,7 +139,7 @@ def waiter_rows(waiters: Sequence[Waiter]) -> list[tuple[str, ...]]:
 
 
 def since(at: datetime) -> str:
-    """A time as text; without the date if it is today (UTC)."""
+    """A time as text, in UTC; without the date if that is today's."""
     same_day = at.date() == datetime.now(UTC).date()
     return f"{at:%H:%M:%S}" if same_day else f"{at:%Y-%m-%d %H:%M}"
 

@@ -9,7 +9,7 @@ from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
 
 @click.group()
 def table() -> None:
-    """Make or check the lock table."""
+    """Create or check the lock table."""
 
 
 @table.command()
@@ -23,7 +23,10 @@ def table() -> None:
 )
 @settings
 def create(where: Settings, streams: bool, wait_time: float) -> None:
-    """Create the lock table, on demand and with time to live. If it exists, check it."""
+    """Create the lock table, with on-demand capacity and time to live.
+
+    If the table exists, check it, and turn its time to live on.
+    """
     where.locks().create_table(timeout=wait_time, streams=streams)
     click.echo(f"The lock table {where.table!r} is ready.", err=True)
 
@@ -31,6 +34,6 @@ def create(where: Settings, streams: bool, wait_time: float) -> None:
 @table.command()
 @settings
 def check(where: Settings) -> None:
-    """See whether the table exists and can hold locks."""
+    """Check that the table exists and can hold locks."""
     where.locks().check_table()
     click.echo(f"The lock table {where.table!r} is ready.", err=True)

@@ -13,13 +13,14 @@ from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.core.wait.poller import EndListener
+from airflow_dynamo_lock.log import log
 
 
 class AsyncLockClient(AsyncLeases, AsyncTable):
     """Locks in one DynamoDB table, for one event loop. A fork of its process cannot use it.
 
     :param client: an aiobotocore DynamoDB client.
-    :param streams: an aiobotocore ``dynamodbstreams`` client: waiters learn of a release from the table's stream.
+    :param streams: an aiobotocore ``dynamodbstreams`` client, with which waiters notice a release sooner.
 
     The other parameters, the methods and their errors are those of `LockClient`.
     """
@@ -53,10 +54,10 @@ class AsyncLockClient(AsyncLeases, AsyncTable):
                 # The poller's read may be older than the lease itself, so read once more, consistently.
                 try:
                     record = await self.get(lease.key)
-                except (LockAccessError, LockUnavailableError):
+                except (LockAccessError, LockUnavailableError) as failure:
+                    log.warning("Cannot read whether a lease has ended, trying again: %s", failure)
                     continue  # the poller reports it again
-                holder = record.holders.get(lease.lease_id) if record else None
-                if holder is None or holder.draining:
+                if record is None or not record.is_held(lease.lease_id):
                     return
         finally:
             self._core.poller.remove(listener)

@@ -22,7 +22,7 @@ class Claims:
 
     :ivar owner: the holder's name.
     :ivar lease: how long a lease lasts after a heartbeat, in seconds.
-    :ivar heartbeat: seconds between heartbeats; None for a share of the lease.
+    :ivar heartbeat: seconds between heartbeats; None for a sixth of the lease.
     :ivar grace: how long a draining lease lasts, in seconds.
     """
 
@@ -53,8 +53,10 @@ class Claims:
         data, about, attempt_of = options.get("data"), options.get("about") or {}, options.get("attempt_of")
         for name, value in (("data", data), ("about", about)):
             arguments.checked_map(name, value)
-        for text in (*about.values(), *([] if attempt_of is None else [attempt_of])):
-            arguments.checked_text("What describes a holder", text)
+        for text in about.values():
+            arguments.checked_text("A value in about", text)
+        if attempt_of is not None:
+            arguments.checked_text("attempt_of", attempt_of)
         if unknown := options.keys() - ClaimOptions.__annotations__.keys():
             known = ", ".join(ClaimOptions.__annotations__)
             raise LockValueError(f"There is no option {sorted(unknown)[0]!r} for a lock; there are {known}.")

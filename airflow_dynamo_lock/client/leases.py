@@ -83,9 +83,9 @@ def lease_of(granted: Granted, term: Term) -> Lease:
 
 
 def log_end(lease: Lease, outcome: Released | Draining | Lost, stamp: Callable[[], Stamp]) -> None:
-    """Log the outcome of a release.
+    """Log the outcome of a release, and notify of it.
 
-    :param stamp: makes a stamp, for the time of the release.
+    :param stamp: makes a stamp, from which the time that the lease was held is computed.
     """
     match outcome:
         case Released(hold_until_ms):
@@ -109,7 +109,7 @@ def log_end(lease: Lease, outcome: Released | Draining | Lost, stamp: Callable[[
                 holder.lease_ms / 1000,
             )
         case Lost():
-            notify("lost", lease.key)
+            notify_lost(lease)
             log.warning(
                 "The lock %r was not held any more when it was released (lease %s, token %d): %s.",
                 lease.key,
@@ -117,6 +117,12 @@ def log_end(lease: Lease, outcome: Released | Draining | Lost, stamp: Callable[[
                 lease.token,
                 outcome.describe(),
             )
+
+
+def notify_lost(lease: Lease) -> None:
+    """Notify of a lost lease, once: a heartbeat and the release may both find it lost."""
+    if lease.term is None or lease.term.is_first_report(lease.key):
+        notify("lost", lease.key)
 
 
 def notify_released(lease: Lease, stamp: Callable[[], Stamp]) -> None:
@@ -131,7 +137,10 @@ def monitor(lease: Lease | LeaseSet, safe_time: float, on_danger: OnDanger) -> O
     while (left := lease.remaining()) > 0:
         if left <= safe_time and not in_danger:
             for each in leases_of(lease):
-                on_danger(each, left)
+                try:
+                    on_danger(each, left)
+                except Exception:  # the caller's own error, which must not end the monitor
+                    log.exception("The on_danger callback of the lock %r failed.", each.key)
         in_danger = left <= safe_time
         # A successful heartbeat ends the danger, and wakes nothing here: so look often.
         yield Sleep(min(left, safe_time / 10) if in_danger else left - safe_time)

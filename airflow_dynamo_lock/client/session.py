@@ -21,6 +21,7 @@ from airflow_dynamo_lock.client.leases import (
     leases_of,
     log_end,
     name_of,
+    notify_lost,
     notify_released,
 )
 from airflow_dynamo_lock.client.options import AnyLease, ClaimOptions, Keys
@@ -29,6 +30,7 @@ from airflow_dynamo_lock.core.foreign.registry import NATIVE, format_of
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.lock.presence import Presence
+from airflow_dynamo_lock.core.lock.release import ReleaseProgress
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, milliseconds, seconds
 from airflow_dynamo_lock.core.model.edits import Change, Enter, Heartbeat
@@ -55,7 +57,6 @@ from airflow_dynamo_lock.core.model.outcomes import (
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 from airflow_dynamo_lock.core.queue.queue import WaitQueue
 from airflow_dynamo_lock.core.table.features import Feature, require
-from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.core.wait.poller import Poller
 from airflow_dynamo_lock.core.wait.stream import StreamReader
 from airflow_dynamo_lock.events import EventName, notify
@@ -139,7 +140,7 @@ class ClientCore:
             return again
         for _ in range(2):
             outcome = yield from self.operations.attempting.try_acquire_all(
-                claims, undo=_owns_lease_id(options)
+                claims, owns_lease_id=_owns_lease_id(options)
             )
             if isinstance(outcome, Busy):
                 return None
@@ -151,7 +152,7 @@ class ClientCore:
         raise LockUnavailableError(
             f"DynamoDB has granted {name_of(lease)} twice, each time with an answer that came after the lease's end: "
             "acquire it with a longer lease.",
-            maybe_applied=False,
+            maybe_applied=not _owns_lease_id(options),  # a lease under another caller's id was not released
         )
 
     def acquire(
@@ -176,7 +177,7 @@ class ClientCore:
                 now=now,
                 timeout=None if timeout is None else max(0.0, timeout - (now - begun)),
                 poll_interval=seconds("poll_interval", poll_interval),
-                undo=_owns_lease_id(options),
+                owns_lease_id=_owns_lease_id(options),
                 on_busy=on_busy,
                 on_position=on_position,
                 holding=nesting.held(self, holding),
@@ -212,16 +213,19 @@ class ClientCore:
         assert term is not None
         if term.lost:
             lease.check()  # a lost lease stays lost: a heartbeat would only keep others waiting
-        edit = _edit(self.format, leases, duration, data)
-        if isinstance(edit, Change) and edit.lease_ms is not None:
-            leases = [replace(each, lease_ms=edit.lease_ms) for each in leases]
+        if duration is not None:
+            leases = [_lengthened(each, duration) for each in leases]
+        if arguments.checked_map("data", data):
+            require(self.format, Feature.DATA)
+        changes = duration is not None or data is not None
+        edit = Change(longer=duration is not None, data=data) if changes else Heartbeat()
         outcome = yield from self.operations.renewing.renew_all(leases, edit)
         if isinstance(outcome, Draining):
             raise LockLostError(
                 f"The lock {leases[0].key!r} (lease {leases[0].lease_id}) is being released: "
                 "it cannot be renewed any more."
             )
-        _note_renewal(leases[0].key, term, min(each.lease_ms for each in leases), outcome)
+        _note_renewal(leases[0], min(each.lease_ms for each in leases), outcome)
         lease.check()
         return leases[0] if isinstance(lease, Lease) else LeaseSet(tuple(leases))
 
@@ -232,7 +236,7 @@ class ClientCore:
         assert term is not None
         yield from self.operations.renewing.keep_alive(leases, interval, term)
         for each in leases:
-            notify("lost", each.key)
+            notify_lost(each)
             log.warning(
                 "Lost the lock %r (lease %s, token %d): %s.", each.key, each.lease_id, each.token, term.lost
             )
@@ -266,8 +270,7 @@ class ClientCore:
                 f"The lock {lease.key!r} (lease {lease.lease_id}) is being released: "
                 "no process can enter it any more."
             )
-        assert lease.term is not None
-        _note_renewal(lease.key, lease.term, lease.lease_ms, outcome)
+        _note_renewal(lease, lease.lease_ms, outcome)
         lease.check()
         log.info("Entered the lock %r (lease %s, token %d).", lease.key, lease.lease_id, lease.token)
         return lease
@@ -312,16 +315,18 @@ class ClientCore:
                 # Before the first release is sent: others may hold the lock before its answer arrives.
                 each.term.lose("it was released")
         deadline = math.inf if retry_for is None else monotonic() + seconds("retry_for", retry_for, zero=True)
-        applied = False
+        progress = ReleaseProgress()
         denied: float | None = None  # the time of the first denial in a row
         while True:
             try:
-                outcomes = yield from self.operations.releasing.release_all(leases, confirmed=True)
+                outcomes = yield from self.operations.releasing.release_all(
+                    leases, confirmed=True, progress=progress
+                )
                 break
             except (LockUnavailableError, LockAccessError) as failure:
                 now, most = monotonic(), deadline
                 if isinstance(failure, LockUnavailableError):
-                    applied, denied = applied or failure.maybe_applied, None
+                    denied = None
                 else:
                     # Credentials may be replaced at any time, but a denial for a whole lease is lasting.
                     denied = now if denied is None else denied
@@ -332,9 +337,6 @@ class ClientCore:
                     "Releasing %r (lease %s), trying again: %s", leases[0].key, leases[0].lease_id, failure
                 )
                 yield Sleep(1.0)
-        if applied:
-            # The attempt without an answer has released it (R5).
-            outcomes = [Released() if isinstance(each, Lost) else each for each in outcomes]
         for each, outcome in zip(leases, outcomes, strict=True):
             log_end(each, outcome, self.stamp)
         # Of a set, the worst outcome.
@@ -378,13 +380,14 @@ def _notifying(key: str, waiting: Operation[T]) -> Operation[T]:
         raise
 
 
-def _note_renewal(key: str, term: Term, lease_ms: int, outcome: Renewed | Lost) -> None:
+def _note_renewal(lease: Lease, lease_ms: int, outcome: Renewed | Lost) -> None:
     """Renew the term, or end it if the lease is lost."""
+    assert lease.term is not None
     if isinstance(outcome, Lost):
-        notify("lost", key)
-        term.lose(outcome.describe())
+        notify_lost(lease)
+        lease.term.lose(outcome.describe())
     else:
-        term.renewed(outcome.stamped_at, min(lease_ms, outcome.holder.lease_ms))
+        lease.term.renewed(outcome.stamped_at, min(lease_ms, outcome.holder.lease_ms))
 
 
 def _granted_late(lease: Lease | LeaseSet, timeout: float) -> LockTimeoutError:
@@ -408,16 +411,7 @@ def in_same_process(process: int) -> None:
         raise LockError("A fork cannot continue an operation of its parent process: begin it again.")
 
 
-def _edit(
-    table_format: Format, leases: list[Lease], duration: Seconds | None, data: Mapping[str, Any] | None
-) -> Heartbeat | Change:
-    """What a renewal changes, with its arguments checked."""
-    if duration is None and data is None:
-        return Heartbeat()
-    lease_ms = None
-    if duration is not None:
-        for each in leases:
-            lease_ms = milliseconds(arguments.checked_lease("duration", duration, each.slots, each.capacity))
-    if arguments.checked_map("data", data):
-        require(table_format, Feature.DATA)
-    return Change(lease_ms, data)
+def _lengthened(lease: Lease, duration: Seconds) -> Lease:
+    """The lease with that length, after a check."""
+    length = arguments.checked_lease("duration", duration, lease.capacity)
+    return replace(lease, lease_ms=milliseconds(length))

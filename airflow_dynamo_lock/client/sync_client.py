@@ -17,13 +17,14 @@ class LockClient(Leases, Table):
     :param lease: how long a lease lasts after its last heartbeat, in seconds.
     :param heartbeat: seconds between background heartbeats. Default a sixth of the lease.
     :param release_grace: how long a lease lasts after its release while processes are inside, in seconds.
-    :param max_clock_skew: by how much the clocks of two DynamoDB servers may differ, in seconds (R3).
+    :param max_clock_skew: 5 s more than the clocks of two DynamoDB servers may differ, in seconds (R3, proof of death).
     :param table_format: ``native``, or the format of another lock library, with whose clients the locks are then
         shared (docs/formats.md). With ``s3``, `client` is an S3 client, and `table` a bucket.
     :param partition_key: the name of a foreign table's partition key, if not its library's default.
     :param sort_key: the name of a foreign table's sort key, if not its library's default.
-    :param streams: a boto3 ``dynamodbstreams`` client: waiters learn of a release from the table's stream instead of
-        from their next read, as long as the stream can be read. For two processes per table; more throttle each other.
+    :param streams: a boto3 ``dynamodbstreams`` client. If it can read the table's stream, waiters notice a release
+        sooner than by their next read. At most two processes per table should read the stream, because DynamoDB
+        throttles more.
     :raises LockValueError: an argument that can never work.
 
     Every method may raise `LockUnavailableError` (network, throttling), `LockAccessError` (permissions, credentials)

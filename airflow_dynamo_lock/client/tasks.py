@@ -87,11 +87,12 @@ class AsyncRuntime:
     ) -> asyncio.Task[None]:
         """Send heartbeats from a task of the lease's own, until they are stopped or the lease is lost.
 
-        :param lease: a lease, or a set of leases.
+        :param lease: a lease, or a set of leases, valid in this process: renew one from an XCom first.
         :param interval: seconds between heartbeats. Default the client's.
         :param on_lost: called once, in the event loop, when the lease is lost.
         :param on_danger: called each time that less than `safe_time` remains, because heartbeats fail, with the
-            remaining seconds. Heartbeats are retried; the danger is over when one succeeds.
+            remaining seconds. Heartbeats are retried; the danger is over when one succeeds. An exception that it raises
+            is logged.
         :param safe_time: remaining time below which the lease is in danger, in seconds. Default a third of the lease.
         :returns: the task; cancel it to stop the heartbeats.
         """
@@ -154,7 +155,7 @@ class AsyncRuntime:
         failure: BaseException | None = None
         try:
             while True:
-                # A moment from before the operation computes how long to wait.
+                # A wait counts from here: the process may be stopped while the operation computes its length.
                 resumed = answer.received_at if isinstance(answer, Reply) else monotonic()
                 try:
                     effect = operation.send(answer) if failure is None else operation.throw(failure)
@@ -228,9 +229,9 @@ class AsyncRuntime:
 
         try:
             await self._run(self._core.poller.poll(), sleep_until_woken)
-        except Exception as broken:
+        except Exception as failure:
             log.exception("The poller ended.")
-            self._core.poller.fail(broken)
+            self._core.poller.fail(failure)
 
     def _maintain_queue_entries(self) -> None:
         """Start the task that maintains this client's queue entries, if there are any."""

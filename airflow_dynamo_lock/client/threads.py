@@ -90,11 +90,12 @@ class ThreadRuntime:
     ) -> KeepAlive:
         """Send heartbeats from a thread of the lease's own, until they are stopped or the lease is lost.
 
-        :param lease: a lease, or a set of leases.
+        :param lease: a lease, or a set of leases, valid in this process: renew one from an XCom first.
         :param interval: seconds between heartbeats. Default the client's.
         :param on_lost: called once, from that thread, when the lease is lost.
         :param on_danger: called each time that less than `safe_time` remains, because heartbeats fail, with the
-            remaining seconds. Heartbeats are retried; the danger is over when one succeeds.
+            remaining seconds. Heartbeats are retried; the danger is over when one succeeds. An exception that it raises
+            is logged.
         :param safe_time: remaining time below which the lease is in danger, in seconds. Default a third of the lease.
         :returns: the heartbeats; `KeepAlive.stop` ends them, and so does leaving its ``with`` block.
         """
@@ -152,7 +153,7 @@ class ThreadRuntime:
         failure: BaseException | None = None
         try:
             while True:
-                # A moment from before the operation computes how long to wait.
+                # A wait counts from here: the process may be stopped while the operation computes its length.
                 resumed = answer.received_at if isinstance(answer, Reply) else monotonic()
                 with step_lock:
                     try:
@@ -383,7 +384,7 @@ class _Poller:
         name: str,
         operation: Callable[[], Operation[None]],
         sleep: Callable[[float, float], None] | None,
-        on_broken: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         if name in self._running:
             return
@@ -391,18 +392,18 @@ class _Poller:
 
         def work() -> None:
             while True:
-                broken: Exception | None = None
+                error: Exception | None = None
                 try:
                     self._client._run(operation(), sleep, self._lock)
                 except Exception as failure:
                     log.exception("The %s ended.", name)
-                    broken = failure
+                    error = failure
                 with self._lock:
-                    if broken is None and self._poller:
+                    if error is None and self._poller:
                         continue  # a waiter was added after the operation had ended
                     self._running.discard(name)
-                    if broken is not None:
-                        on_broken(broken)
+                    if error is not None:
+                        on_failure(error)
                     return
 
         threading.Thread(target=work, name=f"dynamo-lock {name}", daemon=True).start()

@@ -38,7 +38,7 @@ def findings(states: Iterable[LockState], limits: Limits) -> Iterator[str]:
 
 
 def long_wait(owner: str, waited_ms: int, record: LockRecord) -> str:
-    """Say how long somebody has waited for a lock, and who holds it.
+    """Say how long a waiter has waited for a lock, and who holds it.
 
     :param owner: name of the waiter.
     :param waited_ms: how long it has waited, milliseconds.
@@ -48,7 +48,7 @@ def long_wait(owner: str, waited_ms: int, record: LockRecord) -> str:
 
 
 def long_hold(key: str, holder: Holder, held_ms: int, now_ms: int | None) -> str:
-    """Say how long somebody has held a lock.
+    """Say how long a holder has held a lock.
 
     :param key: name of the lock.
     :param holder: the holder.

@@ -46,10 +46,13 @@ _OF_KEYS: Mapping[str, tuple[str, Callable[[LockState], float]]] = {
     "key_holders": ("Leases of this lock.", lambda lock: len(lock.record.holders)),
     "key_waiting": ("Waiters for this lock.", lambda lock: len(lock.waiters)),
     "key_held_seconds": (
-        "How long this lock has been held by the same holder.",
+        "How long the holder that has held this lock for longest has held it.",
         lambda lock: lock.held_ms / 1000,
     ),
-    "key_wait_seconds": ("How long a waiter has waited for this lock.", lambda lock: lock.waited_ms / 1000),
+    "key_wait_seconds": (
+        "How long the waiter that has waited for this lock for longest has waited.",
+        lambda lock: lock.waited_ms / 1000,
+    ),
 }
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.cli.main import run_command
-from deployments.engines import REGION, MotoServer
+from deployments.engines import REGION, Engine
 from deployments.patience import PATIENCE
 
 DYNAMO_LOCK = str(Path(sys.executable).with_name("dynamo-lock"))
@@ -131,21 +131,20 @@ def read_until(said: str, there: int) -> str:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[MotoServer]:
+def engine(moto: Engine) -> Engine:
     """A DynamoDB with an empty lock table."""
-    with MotoServer() as served:
-        LockClient(served.client(), table=TABLE).create_table()
-        yield served
+    LockClient(moto.client(), table=TABLE).create_table()
+    return moto
 
 
 @pytest.fixture
-def locks(engine: MotoServer) -> LockClient:
+def locks(engine: Engine) -> LockClient:
     """Somebody else's client, whose leases outlast the start of a process on a busy machine."""
     return LockClient(engine.client(), table=TABLE, owner="somebody else", lease=600)
 
 
 @pytest.fixture
-def shell(engine: MotoServer) -> Iterator[Shell]:
+def shell(engine: Engine) -> Iterator[Shell]:
     """With the engine for AWS. What it has started ends with the test."""
     urls = {f"AWS_ENDPOINT_URL_{service}": engine.endpoint_url for service in ("DYNAMODB", "S3")}
     shell = Shell({**urls, "AWS_DEFAULT_REGION": REGION})

@@ -11,13 +11,15 @@ from dataclasses import replace
 import pytest
 
 from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock.airflow.commands import commands
 from airflow_dynamo_lock.airflow.versions import HAS_PROVIDER_COMMANDS
-from deployments.engines import REGION, MotoServer
+from airflow_dynamo_lock.cli.main import cli
+from deployments.engines import REGION, Engine
 from tests.cli.conftest import TABLE, Shell
 
 
 @pytest.fixture
-def connection(engine: MotoServer) -> str:
+def connection(engine: Engine) -> str:
     """As in ``AIRFLOW_CONN_…``."""
     extra = {"table": TABLE, "endpoint_url": engine.endpoint_url, "region_name": REGION}
     return json.dumps({"conn_type": "dynamo_lock", "extra": extra})
@@ -29,6 +31,11 @@ def test_airflow_before_3_2_has_no_commands_of_providers() -> None:
         [sys.executable, "-m", "airflow", "dynamo-lock", "list"], capture_output=True, text=True, timeout=120
     )
     assert "invalid choice: 'dynamo-lock'" in result.stderr
+
+
+def test_its_help_names_all_commands() -> None:
+    (command,) = commands()
+    assert command.args[0].kwargs["help"].split(", ") == sorted(cli.commands)
 
 
 @pytest.mark.skipif(not HAS_PROVIDER_COMMANDS, reason="this Airflow ignores the commands of providers")
@@ -88,4 +95,4 @@ def test_a_connection_that_is_not_there(shell: Shell, key: str) -> None:
     assert "There is no connection 'nobody'" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
     both = shell("acquire", key, "--conn-id", "nobody", "--region", "eu-central-1")
-    assert "the connection has the region" in both.stderr
+    assert "the connection has these settings" in both.stderr

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.engines import MotoServer
+from deployments.engines import Engine
 from tests.cli.conftest import Shell
 from tests.formats.conftest import FOREIGN, make_place
 
@@ -15,7 +15,7 @@ DONE, USAGE, NOT_OURS = 0, 2, 3
 
 
 @pytest.fixture(params=FOREIGN)
-def there(request: pytest.FixtureRequest, shell: Shell, engine: MotoServer) -> Shell:
+def there(request: pytest.FixtureRequest, shell: Shell, engine: Engine) -> Shell:
     """A shell whose environment names a table of that format."""
     table = make_place(request.param, engine).table
     return replace(

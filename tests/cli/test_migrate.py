@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from deployments.engines import MotoServer
+from deployments.engines import Engine
 from deployments.patience import PATIENCE, wait_until
 from tests.cli.conftest import TABLE, Shell
 from tests.formats import items
@@ -33,9 +33,10 @@ FORMATS = [
 
 
 @pytest.fixture(params=FORMATS)
-def theirs(request: pytest.FixtureRequest, engine: MotoServer) -> Side:
+def theirs(request: pytest.FixtureRequest, engine: Engine) -> Side:
     """The other library's table, and somebody who uses it."""
     place = make_place(request.param, engine)
+    items.empty(place)  # a move begins all locks, also what other tests have left
     return Side(
         place, LockClient(place.sdk, table=place.table, table_format=place.format, owner="their program")
     )
@@ -148,7 +149,7 @@ def test_the_data_come_along(shell: Shell, locks: LockClient, theirs: Side, key:
 
 @pytest.mark.parametrize("theirs", ["awsflock"], indirect=True)
 def test_two_moves_to_one_table_do_not_undo_each_other(
-    shell: Shell, locks: LockClient, theirs: Side, engine: MotoServer, key: str
+    shell: Shell, locks: LockClient, theirs: Side, engine: Engine, key: str
 ) -> None:
     lease = theirs.locks.acquire(key)
     assert shell(*arguments(theirs), "--wait-time", "0s", key).returncode == 3
@@ -224,7 +225,7 @@ def test_what_cannot_be_moved_is_named_and_stops_nothing(
     assert f"moved  {fine}" in moved.stdout.splitlines()
     assert f"cannot move {semaphore}: " in moved.stderr
     assert f"'{damaged}'" in moved.stderr
-    assert "2 could not be moved" in moved.stderr
+    assert "2 locks could not be moved" in moved.stderr
     theirs.place.sdk.delete_item(TableName=theirs.place.table, Key=items.key_of("awsflock", damaged))
     shell(*arguments(theirs), "--undo", fine)
 

@@ -22,7 +22,7 @@ def test_a_lock_that_is_held_for_too_long_is_critical(shell: Shell, locks: LockC
 
     assert checked.returncode == 2
     first, second = checked.stdout.splitlines()
-    assert first.startswith("CRITICAL: 1 of 1 locks, 1 held, 0 waiting | held=1 ")
+    assert first.startswith("CRITICAL: 1 finding in 1 locks, 1 held, 0 waiting | held=1 ")
     assert second.startswith(f"The lock '{key}' has been held for 1 s by somebody else since ")
 
 
@@ -32,6 +32,16 @@ def test_a_lost_lease_is_critical(shell: Shell, locks: LockClient, key: str) -> 
 
     assert checked.returncode == 2
     assert f"somebody else has lost the lock '{key}': it was broken by anna (a drill) at " in checked.stdout
+
+
+def test_one_lock_may_have_several_findings(shell: Shell, locks: LockClient, key: str) -> None:
+    locks.break_lock(key, locks.acquire(key).lease_id)
+    locks.acquire(key)
+    checked = shell("check", key, "--held-longer", "0s", "--lost-within", "1h")
+
+    first, *findings = checked.stdout.splitlines()
+    assert first.startswith("CRITICAL: 2 findings in 1 locks, 1 held, ")
+    assert len(findings) == 2
 
 
 def test_a_table_that_cannot_be_read_is_unknown(shell: Shell) -> None:

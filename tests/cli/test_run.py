@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_dynamo_lock import LockClient, LockDeadlockError
+from airflow_dynamo_lock.cli.run import Child
 from deployments.engines import MotoServer
 from deployments.patience import PATIENCE, wait_until
 from tests.cli.conftest import DYNAMO_LOCK, TABLE, Shell, read_until, terminal
@@ -403,7 +404,7 @@ def test_a_process_that_is_killed_while_it_waits_frees_the_lock(
     _, complaint = waiting.communicate(timeout=PATIENCE)
 
     assert waiting.returncode == 128 + signal.SIGKILL
-    assert "ended before it began" in complaint
+    assert "ended before it executed" in complaint
     assert len(complaint.splitlines()) == 1
     assert is_free(locks, key)
 
@@ -463,3 +464,13 @@ def test_a_lease_that_was_lost_is_not_released_again_and_again(shell: Shell, key
     assert "could not be released" in complaint
     assert "no heartbeat has succeeded in time" in complaint
     assert "Releasing" not in complaint
+
+
+def test_a_process_of_another_user_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    child = Child(("sudo", "true"), kill_after=0.1)
+    child.pid, child._grouped = 4_194_303, True  # a group without children of this process
+    assert child._has_processes()

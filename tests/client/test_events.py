@@ -93,7 +93,7 @@ def test_a_lease_that_is_broken_and_lost(
     with pytest.raises(LockLostError):
         client.renew(lease)
     client.release(lease)
-    assert names(heard, key) == ["acquired", "waited", "broken", "lost", "lost"]
+    assert names(heard, key) == ["acquired", "waited", "broken", "lost"]
 
 
 def test_heartbeats_that_find_the_lease_gone(
@@ -103,6 +103,21 @@ def test_heartbeats_that_find_the_lease_gone(
     elsewhere.break_lock(key, lease.lease_id)
     with client.keep_alive(lease, interval=0.05):
         wait_until(lambda: "lost" in names(heard, key))
+    client.release(lease)
+    assert names(heard, key) == ["acquired", "waited", "broken", "lost"]
+
+
+def test_a_set_reports_each_lost_lease_once(
+    client: LockClient, elsewhere: LockClient, key: str, heard: list[LockEvent]
+) -> None:
+    keys = [f"{key} 1", f"{key} 2"]
+    leases = client.acquire(keys)
+    for lease in leases:
+        elsewhere.break_lock(lease.key, lease.lease_id)
+    with pytest.raises(LockLostError):
+        client.renew(leases)
+    client.release(leases)
+    assert [names(heard, each).count("lost") for each in keys] == [1, 1]
 
 
 def test_a_drained_lease_that_its_last_process_releases(

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_dynamo_lock.client.leases import monitor
 from airflow_dynamo_lock.core.effects import Sleep
-from airflow_dynamo_lock.core.model.lease import Lease, Term
+from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 
 #: Seconds for which a lease can be counted on after a heartbeat, and for which it has to be good.
 LASTS, SAFE = 9.0, 3.0
@@ -70,3 +70,24 @@ def test_a_lease_that_is_lost_is_not_in_danger() -> None:
     clock = Clock()
     clock.term.lose("it was broken")
     assert clock.dangers() == []
+
+
+def test_a_callback_that_fails_does_not_end_the_monitor(caplog: pytest.LogCaptureFixture) -> None:
+    clock, calls = Clock(), []
+
+    def fail(lease: Lease, left: float) -> None:
+        calls.append(lease.key)
+        raise RuntimeError("no pager")
+
+    other = Lease("other", "a", 1, "me", 1, 1, 10_000, 5_000, 0, term=clock.term)
+    watching = monitor(LeaseSet((clock.lease, other)), SAFE, fail)
+    clock.now = 6.5
+    next(watching)
+    clock.term.renewed(6.5, 10_000)
+    next(watching)
+    clock.now = 13.0
+    next(watching)
+
+    assert calls == ["key", "other"] * 2
+    assert "The on_danger callback of the lock 'other' failed." in caplog.text
+    assert "no pager" in caplog.text

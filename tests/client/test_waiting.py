@@ -393,7 +393,7 @@ async def test_a_keeper_whose_poll_may_be_stale_asks_once_more(
 
 
 async def test_a_keeper_whose_question_is_denied_looks_again(
-    keeper: AsyncLockClient, proxy: Proxy, key: str
+    keeper: AsyncLockClient, proxy: Proxy, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await keeper.acquire(key)
     keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
@@ -405,6 +405,7 @@ async def test_a_keeper_whose_question_is_denied_looks_again(
         await asyncio.to_thread(proxy.wait_for, 1, "GetItem")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(keeping), 0.2)
+    assert "ExpiredTokenException" in caplog.text
     await keeper.release(lease)
 
     await asyncio.wait_for(keeping, PATIENCE)

@@ -110,3 +110,19 @@ def stored(place: Place, key: str) -> Any:
     names = key_of(place.format, key)
     item = place.sdk.get_item(TableName=place.table, Key=names, ConsistentRead=True).get("Item")
     return None if item is None else {name: value for name, value in item.items() if name not in names}
+
+
+def empty(place: Place) -> None:
+    """Delete all locks there, for a test that uses all of them."""
+    if place.format == "s3":
+        for page in place.sdk.get_paginator("list_objects_v2").paginate(Bucket=place.table):
+            for each in page.get("Contents", ()):
+                place.sdk.delete_object(Bucket=place.table, Key=each["Key"])
+        return
+    keys = [
+        each["AttributeName"]
+        for each in place.sdk.describe_table(TableName=place.table)["Table"]["KeySchema"]
+    ]
+    for page in place.sdk.get_paginator("scan").paginate(TableName=place.table):
+        for item in page["Items"]:
+            place.sdk.delete_item(TableName=place.table, Key={name: item[name] for name in keys})

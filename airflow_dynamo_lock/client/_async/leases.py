@@ -233,9 +233,10 @@ class AsyncLeases(AsyncRuntime):
         :param lease: a lease, or a set of leases that were acquired together.
         :param retry_for: seconds to retry while DynamoDB cannot be reached, or while access is denied (then for the
             length of a lease at most); None retries without end.
-        :returns: what became of the lease; of a set, the worst of them. Only `Released` is true: the slots are free.
-            `Draining`: processes are still inside, and the lock is free when they have left. `StillHeld`: a re-entrant
-            lease was acquired more often than it was released. `Lost`: the lease was gone already.
+        :returns: what became of the lease; of a set, the worst of them. Only `Released` is true: the slots are free, or
+            will be at the end of `min_hold`. `Draining`: processes are still inside, and the lock is free when they
+            have left. `StillHeld`: a re-entrant lease was acquired more often than it was released, or this process is
+            a fork of its holder. `Lost`: the lease was gone already.
         :raises LockUnavailableError: DynamoDB could not be reached in time; the lease runs out by itself.
         """
         outcome = await self._run(self._core.release(lease, retry_for))

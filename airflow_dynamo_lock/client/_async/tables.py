@@ -40,8 +40,8 @@ class AsyncTable(AsyncRuntime):
         :param streams: with a stream of its changes, for clients with `streams`.
         :raises LockTableError: it is not active in time, or exists with other keys or without the stream.
         """
-        patience = seconds("timeout", timeout)
-        await self._run(schema.create(self._core.format, now=monotonic(), timeout=patience, streams=streams))
+        within = seconds("timeout", timeout)
+        await self._run(schema.create(self._core.format, now=monotonic(), timeout=within, streams=streams))
 
     async def check_table(self) -> None:
         """Check that the table exists and can hold locks.
@@ -57,18 +57,20 @@ class AsyncTable(AsyncRuntime):
     async def forget(self, key: str) -> bool:
         """Delete the record of a lock. Without this, DynamoDB deletes it a week after its last use.
 
-        The call waits until `max_clock_skew` + 3 s after the last grant, 13 s by default, so that the next token is
-        larger than the last one.
+        The next record takes its first token from the time, and that token must be larger than the last one. So the
+        call waits until the last token is `max_clock_skew` + 3 s behind the time: 18 s at most by default, and usually
+        not at all.
 
         :param key: the lock.
-        :returns: True if there is no record any more; False if the lock has holders or waiters.
+        :returns: True if there is no record any more; False if the lock has holders or waiters, or if its last token is
+            more than 5 s ahead of the time.
         """
         return await self._run(self._core.administration.forget(key))
 
     async def break_lock(
         self, key: str, lease_id: str, *, by: str | None = None, reason: str | None = None
     ) -> Holder:
-        """Take a lease away from its holder: for people who know that its work must not go on, or does not.
+        """Remove a lease from the record although it is valid. Use this if its work has ended, or must not continue.
 
         Until the holder notices, at its next heartbeat, its work and a successor's may overlap.
 
@@ -120,8 +122,9 @@ class AsyncTable(AsyncRuntime):
         return await self._run(self._core.operations.requests.get(self._core.format.checked_key(key)))
 
     async def find(self, key: str, lease_id: str) -> Lease:
-        """The lease of that id, for a program that knows no more of it. Its token is the last one of the lock. It is
-        not valid before it was renewed here.
+        """Return the lease with this id as the record shows it, for a program that does not have the lease itself.
+
+        Renew it before you rely on it. Its token is the last token of the lock, which may belong to a later grant.
 
         :param key: the lock.
         :param lease_id: the lease.
