@@ -13,8 +13,9 @@ import pkgutil
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.airflow import lock_options
@@ -26,6 +27,7 @@ from airflow_dynamo_lock.monitoring.checks import long_hold, long_wait
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.versions import Context
+    from airflow_dynamo_lock.client.sync_client import LockClient
     from airflow_dynamo_lock.core.model.lease import Lease
     from airflow_dynamo_lock.core.model.record import LockRecord
 
@@ -52,7 +54,6 @@ class LockAlert:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        seconds("after", self.after)
         if "<locals>" in self.path or self.path.startswith(("unusual_prefix_", "__main__:")):
             raise LockValueError(
                 f"The notifier {self.path.partition(':')[2]!r} of a LockAlert is defined in a DAG file or a function, "
@@ -65,7 +66,12 @@ class LockAlert:
                 raise LockValueError(
                     f"The kwargs of a LockAlert do not fit {self.notifier.__name__}: {failure}."
                 ) from None
-        self.as_json()
+        self.as_json()  # checks `after` and the values of `kwargs`
+
+    @cached_property
+    def after_seconds(self) -> float:
+        """The time `after` in seconds."""
+        return seconds("after", self.after)
 
     @property
     def path(self) -> str:
@@ -81,7 +87,7 @@ class LockAlert:
         of the notifier's templates are escaped.
         """
         values = {
-            "after": seconds("after", self.after),
+            "after": self.after_seconds,
             "notifier": self.path,
             "kwargs": dict(self.kwargs),
         }
@@ -191,7 +197,7 @@ async def _watch(
     report: Callable[[], Awaitable[Report | None]],
 ) -> None:
     try:
-        remaining = await since() + seconds("after", alert.after) - time.time()
+        remaining = await since() + alert.after_seconds - time.time()
         sent = lock_options.xcom_arguments(ti, ti.task_id, f"{name}_sent")
         # Another triggerer may have sent it, and may have been stopped since. Each try of the task sends its own.
         if remaining <= 0 and await in_thread(XCom.get_one, **sent) == ti.try_number:
@@ -204,7 +210,7 @@ async def _watch(
         log.info("Sent the alert %s: %s", name, said.text)
         await in_thread(XCom.set, value=ti.try_number, **sent)
     except Exception as failure:
-        log.error("Could not send the alert %s: %s: %s", name, type(failure).__name__, failure)
+        log.error("The alert %s will not be sent, because of %s: %s", name, type(failure).__name__, failure)
 
 
 async def _send(notifier: Any, context: Context) -> None:
@@ -226,6 +232,16 @@ def _context(ti: Any, report: Report) -> Context:
         "lock_alert": asdict(report),
     }
     return context  # type: ignore[no-any-return]
+
+
+def on_held_on_worker(
+    task: Any, context: Context, client: LockClient, lease: Lease
+) -> AbstractContextManager[None]:
+    """`on_worker` for the alert ``on_held`` of a lease."""
+    since = lease.acquired_at_ms / 1000
+    return on_worker(
+        task, "on_held", context, since=since, report=lambda: report_of_hold(lease, client.get(lease.key))
+    )
 
 
 @contextmanager
@@ -251,9 +267,11 @@ def on_worker(
                 alert.create_notifier()({**context, "lock_alert": asdict(said)})
                 task.log.info("Sent the alert %s: %s", name, said.text)
         except Exception as failure:
-            task.log.error("Could not send the alert %s: %s: %s", name, type(failure).__name__, failure)
+            task.log.error(
+                "The alert %s will not be sent, because of %s: %s", name, type(failure).__name__, failure
+            )
 
-    timer = threading.Timer(max(0.0, since + seconds("after", alert.after) - time.time()), send)
+    timer = threading.Timer(max(0.0, since + alert.after_seconds - time.time()), send)
     timer.daemon = True
     timer.start()
     try:

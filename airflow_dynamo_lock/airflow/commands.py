@@ -26,8 +26,8 @@ def commands() -> list[Any]:
                     ("arguments",),
                     nargs=argparse.REMAINDER,
                     metavar="COMMAND …",
-                    help="acquire, break, capacity, doctor, get, list, migrate, release, renew, run, table, waiters, "
-                    "watch",
+                    help="acquire, break, capacity, check, doctor, get, list, metrics, migrate, release, "
+                    "remove-waiter, renew, run, table, waiters, watch",
                 ),
             ),
         )

@@ -27,10 +27,11 @@ from airflow_dynamo_lock.airflow.versions import (
     runs_in_dag_test,
     task_runner_frame,
 )
-from airflow_dynamo_lock.client import held
+from airflow_dynamo_lock.client import held as held_variable
 from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
+from airflow_dynamo_lock.core.model.limits import HEARTBEATS_PER_GRACE
 from airflow_dynamo_lock.log import log
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.client.threads import KeepAlive
 
 
-#: Heartbeats that a guarded process sends in one release grace (R9, processes inside send heartbeats).
-BEATS_PER_GRACE = 3
 # Time in seconds from the loss of a lease to the end of the process, if the task does not end by itself.
 _STOP_SECONDS = 3.0
 # If heartbeats fail, the guard stops the task this share of the grace before the lease ends, or
@@ -125,7 +124,7 @@ class Guard:
         own = {lease.key: lease for lease in self.leases}
         context["dynamo_locks"] = {**context.get("dynamo_locks", {}), **own}
         context["dynamo_lock"] = self.leases[0]
-        os.environ[held.VARIABLE] = held.with_leases(self._client, self.leases)
+        os.environ[held_variable.VARIABLE] = held_variable.with_leases(self._client, self.leases)
 
     def release_on_exit(self) -> None:
         """Let `leave` release the leases: no process may enter them any more."""
@@ -145,7 +144,7 @@ class Guard:
             self._has_left = True
         atexit.unregister(self.leave)
         _active_guards.remove(self)
-        held.forget(self._held)
+        held_variable.forget(self._held)
         for heartbeats in self._heartbeats:
             heartbeats.stop()
         entered = {lease.key: lease for lease in self.leases}
@@ -174,7 +173,7 @@ class Guard:
         grace = entered.lease_ms / 1000
         return self._client.keep_alive(
             entered,
-            interval=grace / BEATS_PER_GRACE,
+            interval=grace / HEARTBEATS_PER_GRACE,
             on_lost=self._on_lost,
             on_danger=self._on_danger,
             safe_time=_safe_time(entered),

@@ -44,10 +44,11 @@ class LockSettings:
     :ivar aws_conn_id: id of the ``aws`` connection with the credentials. If there is no such connection, the
         SDK uses its default credential chain.
     :ivar region_name: the table's AWS region. Default the ``aws`` connection's.
-    :ivar endpoint_url: another DynamoDB endpoint than AWS's own.
+    :ivar endpoint_url: URL of another endpoint than AWS's own; with the format ``s3``, of S3.
     :ivar lease: default lease, in seconds.
     :ivar deployment: name of this deployment, which a lock record shows as part of the holder's name.
-    :ivar botocore_config: settings of the SDK client, which replace those of `client.sdk.sdk_config`.
+    :ivar botocore_config: settings of the SDK client. They override those of `client.sdk.sdk_config` and of the
+        ``aws`` connection.
     :ivar streams: whether triggerers read the table's stream.
     :ivar format: table format: ``native``, or that of another lock library.
     :ivar partition_key: name of a foreign table's partition key, if not its library's default.
@@ -214,8 +215,8 @@ class DynamoLockHook(BaseHook):
         :raises LockValueError: the connection is missing or not valid.
         :raises LockAccessError: the SDK cannot create a client from the connection.
         """
-        with _as_access_error():
-            (aws,) = _aws_clients(self.settings, service, deferrable=False)
+        with _as_access_error(self.dynamo_lock_conn_id):
+            (aws,) = _aws_clients(self.dynamo_lock_conn_id, self.settings, service, deferrable=False)
         return aws
 
     @asynccontextmanager
@@ -232,7 +233,8 @@ class DynamoLockHook(BaseHook):
         shared = _shared_clients.get(name)
         if shared is None:
             shared = _shared_clients[name] = SharedClient(
-                partial(_create_async_client, settings), retire=partial(_retire, name)
+                partial(_create_async_client, self.dynamo_lock_conn_id, settings),
+                retire=partial(_retire, name),
             )
         with shared.in_use():
             try:
@@ -301,9 +303,10 @@ def _digest(aws_conn_id: str) -> str:
     return sha256(connection.get_uri().encode()).hexdigest()
 
 
-def _aws_clients(settings: LockSettings, *services: str, deferrable: bool) -> list[Any]:
+def _aws_clients(conn_id: str, settings: LockSettings, *services: str, deferrable: bool) -> list[Any]:
     """Create an SDK client for each service, with the credentials of the ``aws`` connection.
 
+    :param conn_id: id of the ``dynamo_lock`` connection, for errors.
     :param deferrable: create aiobotocore clients. They are returned as asynchronous context managers.
     :raises LockValueError: `botocore_config` is not valid.
     """
@@ -313,7 +316,7 @@ def _aws_clients(settings: LockSettings, *services: str, deferrable: bool) -> li
         aws_conn_id=settings.aws_conn_id, region_name=settings.region_name, client_type="dynamodb"
     )
     session: Any = hook.get_session(region_name=settings.region_name, deferrable=deferrable)
-    config = _merged_config(hook, settings)
+    config = _merged_config(hook, conn_id, settings)
     if deferrable:
         _load_models(session, services)
     create = session.create_client if deferrable else session.client
@@ -329,7 +332,7 @@ def _aws_clients(settings: LockSettings, *services: str, deferrable: bool) -> li
     ]
 
 
-def _merged_config(hook: Any, settings: LockSettings) -> Any:
+def _merged_config(hook: Any, conn_id: str, settings: LockSettings) -> Any:
     """Merge the SDK settings of the package, the ``aws`` connection and the lock connection; the last wins.
 
     :raises LockValueError: `botocore_config` is not valid.
@@ -341,12 +344,11 @@ def _merged_config(hook: Any, settings: LockSettings) -> Any:
     config = sdk_config()
     try:
         overrides = Config(**settings.botocore_config)
-    except (
-        Exception
-    ):  # botocore raises errors of many types; their text may show the values (R12, no secrets)
+    # botocore raises errors of many types; their text may show the values (R12, no secrets).
+    except Exception:
         raise LockValueError(
-            f"The SDK rejects the connection's botocore_config: one of {sorted(settings.botocore_config)} "
-            "is unknown to it or has an invalid value; correct it."
+            f"The SDK rejects the botocore_config of the connection {conn_id!r}: one of "
+            f"{sorted(settings.botocore_config)} is unknown to it or has an invalid value; correct it."
         ) from None
     for more in (hook.conn_config.botocore_config, overrides):
         config = config.merge(more) if more else config
@@ -362,18 +364,20 @@ def _load_models(session: Any, services: Iterable[str]) -> None:
             loader.load_service_model(service, model)
 
 
-async def _create_async_client(settings: LockSettings, stack: AsyncExitStack) -> AsyncLockClient:
+async def _create_async_client(
+    conn_id: str, settings: LockSettings, stack: AsyncExitStack
+) -> AsyncLockClient:
     """Create an asynchronous client, whose SDK clients are closed with `stack`."""
     from asgiref.sync import sync_to_async
 
-    with _as_access_error():
+    with _as_access_error(conn_id):
         # In a thread: loading the SDK takes half a second, and would block the other triggers.
-        client_type, contexts = await sync_to_async(_load_async_clients)(settings)
+        client_type, contexts = await sync_to_async(_load_async_clients)(conn_id, settings)
         aws, *streams = [await stack.enter_async_context(context) for context in contexts]
     return client_type(aws, streams=streams[0] if streams else None, **settings.client_options)
 
 
-def _load_async_clients(settings: LockSettings) -> tuple[type[AsyncLockClient], list[Any]]:
+def _load_async_clients(conn_id: str, settings: LockSettings) -> tuple[type[AsyncLockClient], list[Any]]:
     """Do the slow part of creating an asynchronous client, for which no event loop is needed.
 
     :returns: the client's class, and one asynchronous context manager for each SDK client.
@@ -382,7 +386,7 @@ def _load_async_clients(settings: LockSettings) -> tuple[type[AsyncLockClient], 
         from airflow_dynamo_lock.client.async_client import AsyncLockClient
 
         services = [service_of(settings.format), *(["dynamodbstreams"] if settings.streams else [])]
-        return AsyncLockClient, _aws_clients(settings, *services, deferrable=True)
+        return AsyncLockClient, _aws_clients(conn_id, settings, *services, deferrable=True)
 
 
 @contextmanager
@@ -402,7 +406,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _as_access_error() -> Iterator[None]:
+def _as_access_error(conn_id: str) -> Iterator[None]:
     """Raise an error of the SDK while a client is created as a `LockAccessError`."""
     try:
         yield
@@ -414,6 +418,6 @@ def _as_access_error() -> Iterator[None]:
         if not isinstance(failure, (BotoCoreError, TypeError, ValueError)):
             raise
         raise LockAccessError(
-            f"No DynamoDB client can be created from the connection ({failure}): "
+            f"No client can be created for the connection {conn_id!r} ({failure}): "
             "check its region, its endpoint URL and the credentials of its aws connection."
         ) from failure

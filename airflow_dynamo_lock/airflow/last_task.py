@@ -25,6 +25,9 @@ RELEASED_KEY = "dynamo_lock_released"
 #: Log line of a `release` task that has nothing to do.
 LAST_TASK_RELEASED = "The process of the last guarded task has released the lock %s as it exited."
 
+#: Log line of a heartbeat task whose `release` task has ended without a release, with the id of that task.
+RELEASE_TASK_FAILED = "The task %r has ended without releasing the lease. Releasing it now."
+
 
 @dataclass(frozen=True)
 class ReleaseIfLast:

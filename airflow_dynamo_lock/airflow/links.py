@@ -82,9 +82,14 @@ class LocksPageLink(BaseOperatorLink):
     ]
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
-        """Return the address of the task's lock. If the DAG does not tell its name, search for the run instead."""
-        key = getattr(operator, "key", None)
+        """Return the address of the task's lock. If the DAG does not have its name, search for the run instead."""
+        key, conn_id = getattr(operator, "key", None), getattr(operator, "dynamo_lock_conn_id", None)
         if isinstance(key, (list, tuple)) and key:
             key = key[0]
-        known = isinstance(key, str) and not is_template(key)
-        return f"{base_path()}/plugin/locks?{urlencode({'key': key} if known else {'search': ti_key.run_id})}"
+        wanted = {"conn": conn_id} if _is_known(conn_id) else {}
+        wanted |= {"key": key} if _is_known(key) else {"search": ti_key.run_id}
+        return f"{base_path()}/plugin/locks?{urlencode(wanted)}"
+
+
+def _is_known(value: Any) -> bool:
+    return isinstance(value, str) and not is_template(value)

@@ -27,8 +27,8 @@ HEARTBEATS_PER_LEASE = 12
 #: The XCom of a `DynamoLockOperator` task that has its leases, for the Locks page. Its result is that of its function.
 LEASES_KEY = "dynamo_lock_leases"
 
-#: The template parameters of a task that acquires a lock, with their defaults. `DynamoLockAcquireOperator` documents
-#: them.
+#: What a task that acquires a lock may claim, with the defaults: the parameters that may be templates, besides the
+#: connection. `DynamoLockAcquireOperator` documents them.
 PARAMETERS: Mapping[str, Any] = {
     "key": None,
     "timeout": None,
@@ -207,8 +207,8 @@ def holder_log(log: Any) -> Callable[[LockRecord], None]:
 
 
 def position_log(log: Any) -> Callable[[QueuePosition], None]:
-    """A callback that logs the task's position in the queue, once per change. From position 10 on, it logs only one
-    line per ten positions, because hundreds of waiters may move up at the same moment.
+    """A callback that logs the task's position in the queue, once per change. Beyond position 10, it logs only one line
+    per ten positions, because hundreds of waiters may move up at the same moment.
 
     The poller calls it, which all waiters of the process share. Airflow finds the log of a task by the context, so each
     line is written in the context of its task.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from airflow_dynamo_lock.core.model.errors import LockLostError
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.alerts import LockAlert
     from airflow_dynamo_lock.airflow.versions import Context
+    from airflow_dynamo_lock.client.sync_client import LockClient
     from airflow_dynamo_lock.core.model.lease import LeaseSet
 
 
@@ -51,36 +51,34 @@ class DynamoLockOperator(Acquires, PythonOperator):
         self._guard: Guard | None = None
 
     def execute(self, context: Context) -> Any:
-        if self._leases_from_trigger is not None:
-            client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._leases_from_trigger
-        else:
-            client, held = self._acquire(context)
-        guard = Guard(client, held, self)
-        try:
-            guard.enter()
-        except LockLostError as lost:
-            self.log.warning(
-                "%s It was lost while this task waited for a worker; waiting for the lock again.", lost
-            )
-            timeout = lock_options.Wanted.of(self).timeout
-            self._wait_in_triggerer(None if timeout is None else time.time() + timeout)
+        client, guard = self._enter(context)
         self._guard = guard
         try:
             guard.show_leases(context)
             leases = [each.as_dict() for each in guard.leases]
             self._show(context, lock_options.LEASES_KEY, leases)
-            first = held.leases[0]
-            since = first.acquired_at_ms / 1000
-
-            def report() -> alerts.Report | None:
-                return alerts.report_of_hold(first, client.get(first.key))
-
-            with alerts.on_worker(self, "on_held", context, since=since, report=report):
+            with alerts.on_held_on_worker(self, context, client, guard.leases[0]):
                 return PythonOperator.execute(self, context)
         finally:
             self._guard = None
             guard.release_on_exit()
             guard.leave()
+
+    def _enter(self, context: Context) -> tuple[LockClient, Guard]:
+        """Acquire the lock, unless the trigger has, and enter its leases. If one is lost in between, acquire again."""
+        if self._leases_from_trigger is not None:
+            client, held = DynamoLockHook(self.dynamo_lock_conn_id).get_conn(), self._leases_from_trigger
+        else:
+            client, held = self._acquire(context)
+        while True:
+            guard = Guard(client, held, self)
+            try:
+                guard.enter()
+            except LockLostError as lost:
+                self.log.warning("%s It was lost before this task started; acquiring the lock again.", lost)
+                client, held = self._acquire(context)
+            else:
+                return client, guard
 
     def execute_locked(self, context: Context, event: Any) -> Any:
         """Resume on a worker, with the lease that the trigger acquired."""

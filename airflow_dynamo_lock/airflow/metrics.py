@@ -36,7 +36,7 @@ def _pass_on(event: LockEvent) -> None:
 def wait_span(keys: Sequence[str]) -> Iterator[None]:
     """A span from the request for locks until they are granted, or until the wait ends otherwise.
 
-    It is part of the run's trace if Airflow's tracing is on, and costs nothing else.
+    It is part of the run's trace if Airflow's tracing is on. Otherwise it has no effect.
     """
     from opentelemetry import trace
 

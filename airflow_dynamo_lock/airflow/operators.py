@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.triggers.base import StartTriggerArgs
 
-from airflow_dynamo_lock.airflow import alerts, lock_options, metrics, nesting
+from airflow_dynamo_lock.airflow import alerts, lock_options, metrics, nesting, task_states
 from airflow_dynamo_lock.airflow.guard import leave_ended_tasks
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
-from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
+from airflow_dynamo_lock.airflow.last_task import (
+    LAST_TASK_RELEASED,
+    RELEASE_TASK_FAILED,
+    RELEASED_KEY,
+    was_released,
+)
 from airflow_dynamo_lock.airflow.links import LINK_KEY, LockRecordLink, record_url
 from airflow_dynamo_lock.airflow.versions import (
     RESUME_AFTER,
@@ -28,6 +34,7 @@ from airflow_dynamo_lock.airflow.versions import (
 )
 from airflow_dynamo_lock.core.model.arguments import Seconds
 from airflow_dynamo_lock.core.model.errors import (
+    LockError,
     LockRemovedError,
     LockTimeoutError,
     LockUnavailableError,
@@ -130,14 +137,14 @@ class Acquires(BaseOperator):
     def _trigger_arguments(self) -> dict[str, Any]:
         names = (*lock_options.PARAMETERS, "on_timeout", "dynamo_lock_conn_id")
         arguments = {name: lock_options.plain(getattr(self, name)) for name in names}
-        if inside := nesting.outer_acquires(self):
-            arguments["inside"] = inside
+        if outer := nesting.outer_acquires(self):
+            arguments["outer_acquires"] = outer
         if self.on_wait is not None:
             arguments["on_wait"] = self.on_wait.as_json()
         return arguments | ({"resume": True} if self._resume != "execute_complete" else {})
 
     def _acquire(self, context: Context) -> tuple[LockClient, LeaseSet]:
-        """Acquire the lock in this process, or defer the task so that it waits in the triggerer."""
+        """Acquire the lock in this process. If the task can defer, try once, and wait in the triggerer."""
         hook = DynamoLockHook(self.dynamo_lock_conn_id)
         wanted = lock_options.Wanted.of(self)
         options = lock_options.claim_options(context["ti"], hook.settings, wanted)
@@ -282,9 +289,9 @@ class DynamoLockHeartbeatOperator(_UsesLease):
     :param heartbeat: interval of the heartbeats, in seconds or as timedelta. Default: a twelfth of the lease.
         (templated)
     :param release_task_id: id of the `DynamoLockReleaseOperator` of the same lease. If that task ends without a
-        release (it failed, was killed or was marked), the heartbeat task releases the lease from the triggerer.
+        release (it failed, was killed or was marked), the heartbeat task releases the lease.
         Without this parameter it renews the lease without end in that case.
-    :param on_held: the alert to send when the lock has been held for too long. The triggerer sends it.
+    :param on_held: the alert to send when the lock has been held for too long.
     :param deferrable: send heartbeats from the triggerer; if False, from a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
     """
@@ -332,9 +339,22 @@ class DynamoLockHeartbeatOperator(_UsesLease):
             # The guarded tasks run only after this one has ended, so a thread continues the heartbeats.
             _dag_test_heartbeats[first.lease_id] = heartbeats
             return
-        with heartbeats:
-            while any(_is_held(client, lease) for lease in held):
-                time.sleep(1)
+        with heartbeats, alerts.on_held_on_worker(self, context, client, first):
+            self._wait_until_gone(client, held, context["ti"])
+
+    def _wait_until_gone(self, client: LockClient, held: LeaseSet, ti: Any) -> None:
+        """Wait until no lease is held. If the release task has ended without a release, release them."""
+        next_look = time.monotonic() + task_states.EVERY
+        while _is_any_held(client, held):
+            time.sleep(1)
+            if self.release_task_id is None or time.monotonic() < next_look:
+                continue
+            next_look = time.monotonic() + task_states.EVERY
+            if task_states.has_ended(ti, self.release_task_id):
+                time.sleep(task_states.RELEASE_DETECTION_SECONDS)
+                if _is_any_held(client, held):
+                    self.log.warning(RELEASE_TASK_FAILED, self.release_task_id)
+                    client.release(held, retry_for=None)
 
 
 class DynamoLockReleaseOperator(_UsesLease):
@@ -362,19 +382,21 @@ class DynamoLockReleaseOperator(_UsesLease):
             heartbeats.stop()
         ti = context["ti"]
         released = ti.xcom_pull(task_ids=self.acquire_task_id, key=RELEASED_KEY, map_indexes=ti.map_index)
-        if was_released(released, held) and not any(_is_held(client, lease) for lease in held):
-            self.log.info(LAST_TASK_RELEASED, held)
-            return
+        with suppress(LockError):  # a failed read proves nothing
+            if was_released(released, held) and not _is_any_held(client, held):
+                self.log.info(LAST_TASK_RELEASED, held)
+                return
         client.release(held, retry_for=first.lease_ms / 1000)
 
 
-def _is_held(client: LockClient, lease: Lease) -> bool:
+def _is_any_held(client: LockClient, held: LeaseSet) -> bool:
+    """Whether a record shows one of the leases as held. A read without an answer proves nothing."""
     try:
-        record = client.get(lease.key)
+        return any(
+            (record := client.get(lease.key)) is not None and record.is_held(lease.lease_id) for lease in held
+        )
     except LockUnavailableError:
-        return True  # a failed read proves nothing, so the heartbeats continue
-    holder = record.holders.get(lease.lease_id) if record else None
-    return holder is not None and not holder.draining
+        return True
 
 
 # Lease id → heartbeats that continue after the heartbeat task of a ``dag.test()`` has ended.

@@ -74,6 +74,9 @@ PAGE_OPTIONS: dict[str, tuple[str, str, str]] = {
     ),
 }
 
+# Options that Airflow hides where it shows its configuration: the URL of a proxy may contain a password.
+_SENSITIVE = {"botocore_config"}
+
 #: Standard fields of Airflow's connections that the form does not show.
 HIDDEN_FIELDS = ["host", "port", "login", "password", "schema", "extra"]
 
@@ -135,6 +138,7 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "float" if kind == "number" else kind,
                         "example": None,
                         "default": None,
+                        "sensitive": name in _SENSITIVE,
                     }
                     for name, (_, kind, description) in {**FIELDS, **PAGE_OPTIONS}.items()
                 },

@@ -12,6 +12,7 @@ succeeds, its process releases the lease as it exits, sooner than Airflow can st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from airflow_dynamo_lock.airflow.versions import BaseOperator, MappedOperator
 from airflow_dynamo_lock.core.model.arguments import Seconds
 from airflow_dynamo_lock.core.model.errors import LockValueError
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
-from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID, DEFAULT_LEASE
+from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.alerts import LockAlert
@@ -53,7 +54,8 @@ class DynamoLock(LockGroup):
         are acquired together, all or none.
     :param lease: how long a lease lasts after its last heartbeat, in seconds or as timedelta. If a deployment dies,
         the others wait this long. Default: the connection's lease, else 120 s.
-    :param heartbeat: interval of the heartbeat task, in seconds or as timedelta. Default: a twelfth of the lease.
+    :param heartbeat: interval of the heartbeat task, in seconds or as timedelta, at most half the lease. Default: a
+        twelfth of the lease.
     :param timeout: maximum time to wait for the lock, in seconds or as timedelta. Default: no limit.
     :param on_timeout: ``"fail"`` or ``"skip"`` the group if the lock is not free in time.
     :param slots: number of slots to take.
@@ -96,10 +98,11 @@ class DynamoLock(LockGroup):
         group_id: str = "lock",
         **kwargs: Any,
     ) -> None:
-        if isinstance(heartbeat, str) or isinstance(lease, str):
-            pass  # checked once Airflow has rendered the templates
-        elif heartbeat is not None or lease is not None:
-            lock_options.interval(heartbeat, lock_options.optional_seconds("lease", lease) or DEFAULT_LEASE)
+        if not lock_options.is_template(heartbeat):
+            # A template has no value yet, and the connection may have another lease than the default: the heartbeat
+            # task compares with both.
+            known = None if lock_options.is_template(lease) else lock_options.optional_seconds("lease", lease)
+            lock_options.interval(heartbeat, known or math.inf)
         super().__init__(group_id=group_id, add_suffix_on_collision=True, **kwargs)
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         # An execution timeout in the DAG's default arguments is meant for the guarded tasks. It would end a long

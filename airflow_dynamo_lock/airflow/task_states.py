@@ -23,6 +23,8 @@ from airflow_dynamo_lock.log import log
 
 #: Interval between requests while triggers wait for a change of state, in seconds.
 EVERY = 20.0
+#: Longest time from a release until the heartbeat task detects it, while DynamoDB can be reached, in seconds.
+RELEASE_DETECTION_SECONDS = 5.0
 # Maximum number of tasks, and of runs, in one request. Airflow sends their ids in a URL.
 _IDS_PER_REQUEST = 100
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
@@ -63,6 +65,16 @@ def have_ended(states: Collection[str | None]) -> bool:
     :param states: the states of its instances; if there are none, it has not.
     """
     return bool(states) and _ENDED.issuperset(states)
+
+
+def has_ended(ti: Any, task_id: str) -> bool:
+    """Ask Airflow, from a task's process, whether another task of the same run and map index has ended, with or
+    without success. False if Airflow does not answer."""
+    try:
+        return have_ended(read_states(ti, [task_id], own_map_index_only=True)[task_id])
+    except Exception:
+        log.debug("Could not read the state of the task %r from Airflow.", task_id, exc_info=True)
+        return False
 
 
 async def until_deferred(ti: Any) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 from airflow_dynamo_lock.airflow import alerts, lock_options, metrics, nesting, task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
-from airflow_dynamo_lock.airflow.last_task import LAST_TASK_RELEASED, RELEASED_KEY, was_released
+from airflow_dynamo_lock.airflow.last_task import (
+    LAST_TASK_RELEASED,
+    RELEASE_TASK_FAILED,
+    RELEASED_KEY,
+    was_released,
+)
 from airflow_dynamo_lock.airflow.links import LINK_KEY, record_url
 from airflow_dynamo_lock.airflow.trigger_base import LockTrigger, in_background
 from airflow_dynamo_lock.airflow.versions import XCom, in_thread
@@ -27,10 +33,6 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.core.model.record import LockRecord
 
 
-# Longest time in seconds from a release until the heartbeat task detects it, while DynamoDB can be reached.
-_RELEASE_DETECTION_SECONDS = 5.0
-
-
 class DynamoLockAcquireTrigger(LockTrigger):
     """Waits for the lock, acquires it, and ends the task.
 
@@ -39,7 +41,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
     :param resume: resume the task on a worker with the leases, instead of ending it here.
     :param resume_after: minimum seconds from the start of the trigger until the task is resumed. Until then
         the trigger sends the heartbeats. See `versions.RESUME_AFTER` for the reason.
-    :param inside: acquire tasks of the groups around the task, as `nesting.outer_acquires` returns them.
+    :param outer_acquires: acquire tasks of the groups around the task, as `nesting.outer_acquires` returns them.
     :param on_wait: the alert for a long wait, as `LockAlert.as_json` returns it.
 
     The other parameters are those of `DynamoLockAcquireOperator`, with durations in seconds.
@@ -52,7 +54,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         "deadline",
         "resume",
         "resume_after",
-        "inside",
+        "outer_acquires",
         "on_wait",
     )
 
@@ -64,7 +66,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         deadline: float | None = None,
         resume: bool = False,
         resume_after: float = 0.0,
-        inside: list[list[Any]] | None = None,
+        outer_acquires: list[list[Any]] | None = None,
         on_wait: str | None = None,
         **wanted: Any,
     ) -> None:
@@ -77,7 +79,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         self.deadline = deadline
         self.resume = resume
         self.resume_after = resume_after
-        self.inside = inside or []
+        self.outer_acquires = outer_acquires or []
         self.on_wait = on_wait
         # The link that is not stored yet.
         self._link: str | None = None
@@ -148,10 +150,13 @@ class DynamoLockAcquireTrigger(LockTrigger):
             log_holders(record)
 
         async def since() -> float:
-            # Another triggerer may have begun this wait.
+            # Another triggerer may have begun this wait. Without a queue to read, it counts from this trigger's start.
             nonlocal waits_since
-            own = [each for each in await client.waiters(busy_key) if each.lease_id == options["lease_id"]]
-            waits_since = min([waits_since, *(each.since_ms / 1000 for each in own)])
+            with suppress(LockError):
+                own = [
+                    each for each in await client.waiters(busy_key) if each.lease_id == options["lease_id"]
+                ]
+                waits_since = min([waits_since, *(each.since_ms / 1000 for each in own)])
             return waits_since
 
         async def report() -> alerts.Report | None:
@@ -173,7 +178,8 @@ class DynamoLockAcquireTrigger(LockTrigger):
 
     async def _held_outside(self) -> list[Lease]:
         """The leases of the groups around the task."""
-        return await in_thread(nesting.held_in_triggerer, self.ti, self.inside) if self.inside else []
+        outer = self.outer_acquires
+        return await in_thread(nesting.held_in_triggerer, self.ti, outer) if outer else []
 
     async def _send_heartbeats_for(self, duration: float, client: AsyncLockClient, held: LeaseSet) -> None:
         """Send heartbeats for `duration` seconds. If that is not positive, return at once."""
@@ -254,10 +260,7 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
                 if task.done():
                     task.result()  # raises the error of a task that failed
             if not heartbeats.done() and not gone.done():
-                self.log.warning(
-                    "The task %r has ended without releasing the lease. Releasing it now.",
-                    self.release_task_id,
-                )
+                self.log.warning(RELEASE_TASK_FAILED, self.release_task_id)
                 await client.release(held, retry_for=None)
         finally:
             for task in tasks:
@@ -265,7 +268,7 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
             await asyncio.wait(tasks)  # they use the client, which may be closed after this
         for lease in held:
             self.log.info(
-                "The lock %r (lease %s) was released or lost. Ending the heartbeat task.",
+                "The lock %r (lease %s) was released, is draining or was lost. Ending the heartbeat task.",
                 lease.key,
                 lease.lease_id,
             )
@@ -285,7 +288,7 @@ class DynamoLockHeartbeatTrigger(LockTrigger):
             await asyncio.Event().wait()
         else:
             await task_states.until_ended(self.ti, self.release_task_id)
-            await asyncio.sleep(_RELEASE_DETECTION_SECONDS)
+            await asyncio.sleep(task_states.RELEASE_DETECTION_SECONDS)
 
 
 class DynamoLockReleaseTrigger(LockTrigger):
@@ -378,7 +381,7 @@ async def _is_any_held(client: AsyncLockClient, held: LeaseSet) -> bool:
     except LockError:
         return True
     return any(
-        record is not None and lease.lease_id in record.holders
+        record is not None and record.is_held(lease.lease_id)
         for lease, record in zip(held, records, strict=True)
     )
 

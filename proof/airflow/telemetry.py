@@ -21,9 +21,12 @@ import airflow
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+_VERSION = tuple(map(int, airflow.__version__.split(".")[:2]))
 #: Whether Airflow exports spans that OpenTelemetry's own functions begin, and takes its settings from the variables of
 #: OpenTelemetry.
-HAS_OPENTELEMETRY = tuple(map(int, airflow.__version__.split(".")[:2])) >= (3, 2)
+HAS_OPENTELEMETRY = _VERSION >= (3, 2)
+#: Whether Airflow exports times to OpenTelemetry as times.
+EXPORTS_TIMES = _VERSION >= (3, 3)
 
 TASK, TRIGGER, API_SERVER = "scheduler", "triggerer", "api-server"
 _PREFIX = "dynamo_lock."
@@ -35,7 +38,8 @@ class Metric:
 
     :ivar component: component that sent it.
     :ivar name: name without prefix and without ``dynamo_lock.``.
-    :ivar kind: "c" or "sum" is a counter, "ms" or "exponential_histogram" a time, "g" or "gauge" a gauge.
+    :ivar kind: "c" or "sum" is a counter, "ms" or "exponential_histogram" a time, "g" or "gauge" a gauge. Airflow 3.2
+        exports a time to OpenTelemetry as a gauge.
     :ivar value: the value; a time is in milliseconds.
     """
 

@@ -29,12 +29,11 @@ from airflow_dynamo_lock import AsyncLockClient, Lease, LockClient, LockError, L
 from airflow_dynamo_lock.client import session
 from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.model.lease import Term
+from airflow_dynamo_lock.core.model.limits import HEARTBEATS_PER_GRACE
 from deployments.clients import async_lock_client, lock_client
 from proof.chaos.log import Log
 from proof.chaos.settings import CAPACITIES, GRACE, LEASE, Role
 
-#: Heartbeats of a guarded process during one release grace, as in `airflow_dynamo_lock.airflow.guard`.
-HEARTBEATS_PER_GRACE = 3
 # Interval at which a working process checks its lease, in seconds.
 _TICK = 0.1
 

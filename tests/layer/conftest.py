@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
-import boto3
 import pytest
 
-from airflow_dynamo_lock import LockClient, sdk_config
-from deployments.engines import MotoServer
+from airflow_dynamo_lock import LockClient
+from deployments.engines import Engine
 
 
 @pytest.fixture(scope="session")
-def locks() -> Iterator[LockClient]:
+def locks(moto: Engine) -> LockClient:
     """A client of a served lock table."""
-    with MotoServer() as engine:
-        aws = boto3.client("dynamodb", endpoint_url=engine.endpoint_url, config=sdk_config())
-        client = LockClient(aws, table="locks", owner="the tests")
-        client.create_table()
-        yield client
+    client = LockClient(moto.client(), table="locks", owner="the tests")
+    client.create_table()
+    return client
 
 
 @pytest.fixture

@@ -27,7 +27,9 @@ from airflow_dynamo_lock.airflow.decorators import dynamo_lock_task
 from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockHeartbeatTrigger
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
+from deployments.engines import Engine
 from deployments.patience import wait_until
+from tests.formats.conftest import make_place
 from tests.layer import alert_notifiers
 from tests.layer.alert_notifiers import AsyncMessenger, Messenger, Unreachable
 from tests.layer.test_waiting import in_the_triggerer, key, result_of, task_instance
@@ -141,7 +143,7 @@ def test_an_alert_that_cannot_be_sent_is_logged_and_the_wait_goes_on(
 ) -> None:
     held = locks.acquire(key)
     # The notifiers of Airflow 3.0 log a failure, and tell nobody.
-    says = "Could not send the alert on_wait: ConnectionError: no route to host"
+    says = "The alert on_wait will not be sent, because of ConnectionError: no route to host"
     says = says if AsyncMessenger in NOTIFIERS else "Sent the alert on_wait"
 
     async def wait() -> Any:
@@ -153,6 +155,28 @@ def test_an_alert_that_cannot_be_sent_is_logged_and_the_wait_goes_on(
         return await waiting
 
     assert asyncio.run(wait())["key"] == key
+
+
+def test_a_wait_for_a_lock_whose_format_has_no_queue_counts_from_the_start_of_its_trigger(
+    moto: Engine, monkeypatch: pytest.MonkeyPatch, key: str, sent: list[str]
+) -> None:
+    place = make_place("dyndbmutex", moto)
+    extra = {"table": place.table, "format": place.format, "region_name": "eu-central-1"}
+    connection = json.dumps({"conn_type": "dynamo_lock", "extra": extra})
+    monkeypatch.setenv("AIRFLOW_CONN_WITHOUT_QUEUE", connection)
+    trigger = in_the_triggerer(key, dynamo_lock_conn_id="without_queue", on_wait=alert().as_json())
+    other = LockClient(place.sdk, table=place.table, table_format=place.format, owner="another program")
+    held = other.acquire(key)
+
+    async def wait() -> Any:
+        waiting = asyncio.ensure_future(result_of(trigger))
+        await until(lambda: sent)
+        other.release(held)
+        return await waiting
+
+    assert asyncio.run(wait())["key"] == key
+    (text,) = sent
+    assert f"dag/run/waits has waited for the lock '{key}' for " in text
 
 
 def test_a_long_wait_on_a_worker_is_told(locks: LockClient, key: str, sent: list[str]) -> None:

@@ -154,7 +154,7 @@ def test_a_lock_knows_the_groups_around_it() -> None:
 
     def inside(name: str) -> Any:
         task: Any = dag.get_task(name)
-        return task._trigger_arguments().get("inside")
+        return task._trigger_arguments().get("outer_acquires")
 
     found = {
         name: inside(name)
@@ -247,6 +247,8 @@ def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
         ({"key": "k", "lease": 0}, "lease must be a finite time, more than zero"),
         ({"key": "k", "lease": float("nan")}, "lease must be a finite time"),
         ({"key": "k", "lease": 60, "heartbeat": 40}, "shorter than two heartbeats"),
+        ({"key": "k", "heartbeat": 0}, "heartbeat must be a finite time, more than zero"),
+        ({"key": "{{ params.table }}", "lease": 60, "heartbeat": 40}, "shorter than two heartbeats"),
         ({"key": "k", "timeout": -1}, "timeout must be a finite time, zero or more"),
         ({"key": "k", "slots": 3, "capacity": 2}, "3 slots can never be free in a lock with a capacity of 2"),
         ({"key": "k", "release_grace": timedelta(0)}, "release_grace must be a finite time, more than zero"),
@@ -272,6 +274,14 @@ def test_what_can_never_work_does_not_load(arguments: dict[str, Any], says: str)
 
 def test_what_a_template_has_yet_to_say_is_not_held_against_the_rest() -> None:
     with DAG("dag"), DynamoLock("k", slots=3, capacity="{{ params.capacity }}", mode="{{ params.mode }}"):
+        step("a")
+
+
+@pytest.mark.parametrize("lease", [None, "{{ params.lease }}"])
+def test_a_heartbeat_is_not_compared_with_a_lease_that_only_the_connection_or_a_template_has(
+    lease: Any,
+) -> None:
+    with DAG("dag"), DynamoLock("k", heartbeat=timedelta(minutes=5), lease=lease):
         step("a")
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock import DynamoLockHook, LockClient, LockValueError
+from airflow_dynamo_lock import DynamoLockHook, LockClient, LockError, LockValueError
 from airflow_dynamo_lock.airflow import hooks, sharing
 from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.links import record_url
 from airflow_dynamo_lock.core.foreign.registry import FORMATS
-from deployments.engines import REGION, MotoServer
+from deployments.engines import REGION, Engine
 from deployments.patience import PATIENCE
 from tests.formats.conftest import make_place
 
@@ -101,23 +101,22 @@ def test_the_sdk_is_set_up_for_a_lock_and_the_connection_overrides_it(
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "native"])
 async def test_a_connection_may_name_another_librarys_table(
-    monkeypatch: pytest.MonkeyPatch, format: str
+    monkeypatch: pytest.MonkeyPatch, moto: Engine, format: str
 ) -> None:
-    with MotoServer() as engine:
-        place = make_place(format, engine)
-        connect(
-            monkeypatch,
-            table=place.table,
-            format=format,
-            endpoint_url=engine.endpoint_url,
-            region_name=REGION,
-        )
-        hook = DynamoLockHook()
-        assert hook.test_connection()[0]
-        lease = hook.get_conn().acquire("theirs", timeout=0)
-        async with hook.async_client() as (client, _):
-            assert await client.try_acquire("theirs") is None
-            assert await client.release(lease)
+    place = make_place(format, moto)
+    connect(
+        monkeypatch,
+        table=place.table,
+        format=format,
+        endpoint_url=moto.endpoint_url,
+        region_name=REGION,
+    )
+    hook = DynamoLockHook()
+    assert hook.test_connection()[0]
+    lease = hook.get_conn().acquire("theirs", timeout=0)
+    async with hook.async_client() as (client, _):
+        assert await client.try_acquire("theirs") is None
+        assert await client.release(lease)
 
 
 async def test_all_triggers_of_a_process_share_one_client(
@@ -173,6 +172,28 @@ async def test_a_trigger_is_told_by_the_stream(monkeypatch: pytest.MonkeyPatch, 
             await asyncio.sleep(0.01)
         await asyncio.to_thread(streamed.release, held)
         assert await asyncio.wait_for(waiting, PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"endpoint_url": "not a url"}, "No client can be created for the connection 'dynamo_lock_default' "),
+        (
+            {"botocore_config": {"proxy_password": "secret"}},
+            "The SDK rejects the botocore_config of the connection 'dynamo_lock_default': one of ",
+        ),
+    ],
+)
+async def test_an_error_of_the_sdk_names_the_connection_and_no_value(
+    monkeypatch: pytest.MonkeyPatch, connection: None, extra: dict[str, Any], says: str
+) -> None:
+    connect(monkeypatch, region_name="eu-central-1", **extra)
+    with pytest.raises(LockError, match=says) as by_worker:
+        DynamoLockHook().get_conn()
+    with pytest.raises(LockError, match=says) as by_triggerer:
+        async with DynamoLockHook().async_client():
+            pass
+    assert "secret" not in f"{by_worker.value} {by_triggerer.value}"
 
 
 async def test_a_client_that_cannot_be_made_is_made_anew_next_time(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +14,19 @@ from airflow.sdk import DAG
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.execution_time import task_runner
 
-from airflow_dynamo_lock import DynamoLock, Lease, LockClient, LockTableError
-from airflow_dynamo_lock.airflow import task_states, triggers
+from airflow_dynamo_lock import (
+    DynamoLock,
+    DynamoLockHeartbeatOperator,
+    Lease,
+    LockAlert,
+    LockClient,
+    LockTableError,
+)
+from airflow_dynamo_lock.airflow import task_states
 from airflow_dynamo_lock.airflow.triggers import DynamoLockHeartbeatTrigger
 from airflow_dynamo_lock.core.model.lease import LeaseSet
-from deployments.patience import PATIENCE
+from deployments.patience import PATIENCE, wait_until
+from tests.layer import alert_notifiers
 
 
 class Airflow:
@@ -35,7 +45,7 @@ class Airflow:
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch, connection: None) -> Airflow:
     monkeypatch.setattr(task_states, "EVERY", 0.1)
-    monkeypatch.setattr(triggers, "_RELEASE_DETECTION_SECONDS", 0.1)
+    monkeypatch.setattr(task_states, "RELEASE_DETECTION_SECONDS", 0.1)
     answers = Airflow()
     monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", answers, raising=False)
     return answers
@@ -108,6 +118,68 @@ async def test_it_ends_when_its_task_does_not_wait_for_it_any_more(
     record = await asyncio.to_thread(locks.get, lease.key)
     assert record
     assert record.holders
+
+
+def on_a_worker(states: Any, **arguments: Any) -> Callable[[], None]:
+    """The `execute` of a heartbeat task that does not defer.
+
+    :param states: what Airflow says of the release task.
+    """
+    operator = DynamoLockHeartbeatOperator(
+        task_id="heartbeat", acquire_task_id="acquire", deferrable=False, **arguments
+    )
+
+    def states_of(*, task_ids: list[str], **_: Any) -> Any:
+        if isinstance(states, Exception):
+            raise states
+        return {"run": dict.fromkeys(task_ids, states)}
+
+    ti = SimpleNamespace(
+        dag_id="dag",
+        run_id="run",
+        task_id="heartbeat",
+        map_index=-1,
+        xcom_pull=lambda **_: BaseXCom.get_one(),  # type: ignore[call-arg]
+        get_task_states=states_of,
+    )
+    context = {"ti": ti, "dag": None}  # Airflow 3.0's notifiers ask for the DAG
+    # Airflow warns of an execute that it has not called itself.
+    return lambda: type(operator).execute.__wrapped__(operator, context)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "skipped"])
+def test_on_a_worker_it_gives_back_what_the_release_task_has_not(
+    airflow: Airflow, lease: Lease, locks: LockClient, state: str
+) -> None:
+    on_a_worker(state, release_task_id="release")()
+    record = locks.get(lease.key)
+    assert record
+    assert not record.holders
+
+
+@pytest.mark.parametrize("state", ["up_for_retry", None, ConnectionError("no answer")])
+def test_on_a_worker_it_goes_on_until_the_release(
+    airflow: Airflow, lease: Lease, locks: LockClient, state: Any
+) -> None:
+    with ThreadPoolExecutor() as threads:
+        keeping = threads.submit(on_a_worker(state, release_task_id="release"))
+        assert not wait([keeping], 2.5).done
+        locks.release(lease)
+        keeping.result(PATIENCE)
+
+
+def test_on_a_worker_it_alerts(airflow: Airflow, lease: Lease, locks: LockClient) -> None:
+    alert_notifiers.SENT.clear()
+    alert = LockAlert(0.05, alert_notifiers.Messenger, {"text": "{{ lock_alert.text }}"})
+    with ThreadPoolExecutor() as threads:
+        keeping = threads.submit(on_a_worker(None, on_held=alert))
+        try:
+            wait_until(lambda: alert_notifiers.SENT)
+        finally:
+            locks.release(lease)
+        keeping.result(PATIENCE)
+    (text,) = alert_notifiers.SENT
+    assert text.startswith(f"The lock '{lease.key}' has been held for ")
 
 
 class Looking:

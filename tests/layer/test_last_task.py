@@ -15,7 +15,16 @@ from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import SkipDownstreamTasks
 
-from airflow_dynamo_lock import DynamoLock, DynamoLockAcquireOperator, Lease, LockClient
+from airflow_dynamo_lock import (
+    AsyncLockClient,
+    DynamoLock,
+    DynamoLockAcquireOperator,
+    Lease,
+    LockAccessError,
+    LockClient,
+    LockError,
+    LockUnavailableError,
+)
 from airflow_dynamo_lock.airflow import task_states
 from airflow_dynamo_lock.airflow.guard import Guard
 from airflow_dynamo_lock.airflow.last_task import RELEASED_KEY, ReleaseIfLast
@@ -342,6 +351,49 @@ def test_the_release_task_releases_what_the_last_task_did_not_come_to_release(
     release()
 
     assert holder(locks, lease) is None
+
+
+def test_the_release_task_knows_a_lease_that_the_last_task_drains(
+    locks: LockClient,
+    lease: Lease,
+    inside: Guard,
+    release: Callable[[], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    other = Guard(locks, [lease], Task(), ACQUIRE)
+    other.enter()  # its task was marked as successful while it runs
+    succeed({"lock.a": "success"})
+    inside.leave()
+
+    release()
+    other.leave()
+
+    assert "The process of the last guarded task has released the lock" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "failure", [LockUnavailableError("No answer.", maybe_applied=False), LockAccessError("Not allowed.")]
+)
+def test_a_record_that_cannot_be_read_is_no_sign_that_the_last_task_has_released(
+    locks: LockClient,
+    lease: Lease,
+    inside: Guard,
+    release: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    failure: LockError,
+) -> None:
+    succeed({"lock.a": "success"})  # … and its process was killed before it left
+
+    def fail(*_: Any) -> None:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        for kind in (LockClient, AsyncLockClient):
+            patch.setattr(kind, "get", fail)
+        release()
+
+    found: Any = holder(locks, lease)
+    assert found.draining
 
 
 def test_a_lease_that_was_lost_is_told_apart(

@@ -14,9 +14,11 @@ from airflow.sdk import DAG
 from airflow_dynamo_lock import (
     DynamoLockHeartbeatOperator,
     DynamoLockOperator,
+    Lease,
     LockClient,
     LockUnavailableError,
 )
+from airflow_dynamo_lock.airflow.guard import Guard
 from airflow_dynamo_lock.airflow.lock_options import LEASES_KEY
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger
 from airflow_dynamo_lock.airflow.versions import TaskDeferred
@@ -108,10 +110,11 @@ def test_a_fork_of_the_callable_does_not_release_the_lock(locks: LockClient) -> 
             os._exit(0)
 
 
-def test_it_waits_again_if_the_lease_was_lost_in_the_queue(locks: LockClient) -> None:
+def test_it_waits_again_if_another_run_took_the_lock_before_it_started(locks: LockClient) -> None:
     lease = locks.try_acquire("lost")
     assert lease
     locks.break_lock("lost", lease.lease_id)
+    assert locks.try_acquire("lost")
 
     def never() -> None:
         raise AssertionError("the callable ran without the lock")
@@ -121,6 +124,26 @@ def test_it_waits_again_if_the_lease_was_lost_in_the_queue(locks: LockClient) ->
     assert isinstance(deferred.value.trigger, DynamoLockAcquireTrigger)
     assert deferred.value.trigger.resume
     assert deferred.value.method_name == "execute_locked"
+
+
+def test_without_deferring_it_acquires_the_lock_again_on_its_worker_if_the_lease_was_lost_before_it_started(
+    locks: LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[Lease] = []
+    enter = Guard.enter
+
+    def lose_once(guard: Guard) -> None:
+        if not lost:
+            lost.extend(guard._held)
+            locks.break_lock("lost twice", lost[0].lease_id)
+        enter(guard)
+
+    monkeypatch.setattr(Guard, "enter", lose_once)
+    assert operator("lost twice", lambda: 5, deferrable=False).execute(context()) == 5
+    record = locks.get("lost twice")
+    assert record
+    assert lost
+    assert not record.holders
 
 
 def test_it_defers_at_once_if_the_lock_is_taken(locks: LockClient) -> None:

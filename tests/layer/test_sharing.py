@@ -249,7 +249,7 @@ async def test_a_trigger_logs_its_time_line_if_its_logger_is_enabled_for_that(
 ) -> None:
     monkeypatch.setattr(LockTrigger, "log", logging.getLogger("test"))
     with caplog.at_level(level, "test"):
-        await run(DynamoLockAcquireTrigger(key="time line"))
+        await run(DynamoLockAcquireTrigger(key=f"time line {level}"))
 
     lines = [each for each in caplog.records if each.message.startswith("Time line of this trigger: ")]
     assert len(lines) == (level == logging.DEBUG)

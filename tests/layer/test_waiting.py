@@ -325,7 +325,7 @@ async def test_of_two_groups_that_nest_in_opposite_orders_one_ends(
     ends: dict[str, Any] = {}
 
     async def nest(outer: str, inner: str) -> None:
-        trigger = in_the_triggerer(f"{key}/{inner}", inside=[[outer, False], ["left_out", True]])
+        trigger = in_the_triggerer(f"{key}/{inner}", outer_acquires=[[outer, False], ["left_out", True]])
         try:
             ends[outer] = await result_of(trigger)
         except LockDeadlockError as deadlock:

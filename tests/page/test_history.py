@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -40,14 +41,17 @@ class Task:
         last_task_released: float | None = None,
         function_ended: float | None = None,
         value: Any = None,
+        task_id: str = "lock.acquire",
+        release_task_ids: Sequence[str] = ("lock.release",),
+        run_id: str | None = None,
     ) -> None:
         lease = replace(
             a_lease(lease_id), key="k", owner=f"north/{lease_id}", acquired_at_ms=NOW - round(held * MIN)
         )
-        identity: Any = {"dag_id": dag_id, "run_id": lease_id, "map_index": -1, "try_number": 1}
+        identity: Any = {"dag_id": dag_id, "run_id": run_id or lease_id, "map_index": -1, "try_number": 1}
         is_function = function_ended is not None
         self.ti = SimpleNamespace(
-            task_id="lock.acquire",
+            task_id=task_id,
             start_date=at(waited),
             end_date=at(function_ended) if function_ended is not None else at(held),
             **identity,
@@ -56,10 +60,10 @@ class Task:
         self.result = SimpleNamespace(key=LEASES_KEY if is_function else "return_value", value=stored)
         self.by_task, self.early = [], []
         if release_task_ended is not None:
-            release = SimpleNamespace(task_id="lock.release", **identity)
-            self.by_task.append((release, at(release_task_ended)))
+            ended = at(release_task_ended)
+            self.by_task += [(SimpleNamespace(task_id=each, **identity), ended) for each in release_task_ids]
         if last_task_released is not None:
-            released = SimpleNamespace(task_id="lock.acquire", key=RELEASED_KEY, **identity)
+            released = SimpleNamespace(task_id=task_id, key=RELEASED_KEY, **identity)
             self.early.append((released, at(last_task_released)))
 
 
@@ -114,6 +118,30 @@ def test_what_ended_before_is_left_out_and_what_began_before_is_not() -> None:
         Task("before", 90, 80, release_task_ended=61), Task("until then", 90, 80, release_task_ended=59)
     )
     assert [each.owner for each in last_hour(session, a_state(), VIEWER)] == ["north/until then"]
+
+
+def test_a_lease_whose_end_is_not_known_is_left_out_an_hour_after_its_grant() -> None:
+    session = of_runs(Task("long ago", 80, 61), Task("lately", 80, 59))
+    assert [each.owner for each in last_hour(session, a_state(), VIEWER)] == ["north/lately"]
+
+
+def test_operators_without_a_group_end_with_their_release_task_if_it_is_the_only_one() -> None:
+    single = Task("single", 9, 8, release_task_ended=7, task_id="acquire", release_task_ids=["release"])
+    one = Task("one", 6, 5, release_task_ended=4, task_id="one", release_task_ids=["release_one"], run_id="r")
+    other = Task("other", 3, 2, release_task_ended=1, task_id="other", release_task_ids=["rest"], run_id="r")
+    turns = last_hour(of_runs(single, one, other), a_state(), VIEWER)
+    assert [(each.owner, each.ended) for each in turns] == [
+        ("north/single", at(7)),
+        ("north/one", None),
+        ("north/other", None),
+    ]
+
+
+def test_the_last_task_of_a_group_has_not_released_what_another_task_of_the_group_acquired() -> None:
+    of_group = Task("group", 9, 8, last_task_released=7, run_id="r")
+    inner = Task("inner", 6, 5, task_id="lock.inner", run_id="r")
+    turns = last_hour(of_runs(of_group, inner), a_state(), VIEWER)
+    assert [(each.owner, each.ended) for each in turns] == [("north/group", at(7)), ("north/inner", None)]
 
 
 def test_other_locks_other_results_and_dags_that_the_viewer_may_not_read_are_left_out() -> None:

@@ -38,26 +38,30 @@ def test_each_task_that_acquires_a_lock_leads_to_it(monkeypatch: pytest.MonkeyPa
         DynamoLockOperator(task_id="several", key=["a b", "c"], python_callable=print)
         DynamoLockAcquireOperator(task_id="templated", key="{{ params.key }}")
         DynamoLockSensor(task_id="sensor", key="k")
+        DynamoLockAcquireOperator(task_id="elsewhere", key="k", dynamo_lock_conn_id="locks_eu")
+        DynamoLockAcquireOperator(task_id="somewhere", key="k", dynamo_lock_conn_id="{{ params.conn }}")
 
         @task.dynamo_lock(key="decorated&more")
         def decorated() -> None: ...
 
         decorated()
 
-    search = "/plugin/locks?search=manual__2026-11-20T22%3A36%3A45%2B00%3A00"
+    page = "/plugin/locks?conn=dynamo_lock_default"
     assert links_of(dag, monkeypatch) == {
-        "one": "/plugin/locks?key=warehouse%2Forders",
-        "several": "/plugin/locks?key=a+b",
-        "templated": search,
-        "decorated": "/plugin/locks?key=decorated%26more",
+        "one": f"{page}&key=warehouse%2Forders",
+        "several": f"{page}&key=a+b",
+        "templated": f"{page}&search=manual__2026-11-20T22%3A36%3A45%2B00%3A00",
+        "decorated": f"{page}&key=decorated%26more",
         "sensor": None,
+        "elsewhere": "/plugin/locks?conn=locks_eu&key=k",
+        "somewhere": "/plugin/locks?key=k",
     }
 
 
 def test_the_address_begins_with_the_path_of_the_web_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.org/team/airflow/")
-    operator: Any = SimpleNamespace(key="k")
-    assert LocksPageLink().get_link(operator, ti_key=RUN) == "/team/airflow/plugin/locks?key=k"
+    operator: Any = SimpleNamespace(key="k", dynamo_lock_conn_id="c")
+    assert LocksPageLink().get_link(operator, ti_key=RUN) == "/team/airflow/plugin/locks?conn=c&key=k"
 
 
 def test_the_operators_are_named_as_they_are() -> None:

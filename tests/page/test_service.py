@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +25,11 @@ from fastapi.testclient import TestClient
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.page import rows, service
 from airflow_dynamo_lock.airflow.page.snapshots import Snapshots
 from airflow_dynamo_lock.core.model.errors import LockAccessError, LockError
-from deployments.patience import wait_until
+from deployments.patience import PATIENCE, wait_until
 from tests.monitoring.test_checks import MIN, NOW, a_state, a_waiter, held
 from tests.page.actions import OWN, actions
 
@@ -59,10 +61,14 @@ def page(monkeypatch: pytest.MonkeyPatch, audited: list[Any]) -> Iterator[Callab
         monkeypatch.setattr(module, "get_auth_manager", lambda: manager)
     monkeypatch.setattr(service, "snapshots", Snapshots(service._connect))
     service._deployment.cache_clear()
-    session = SimpleNamespace(
-        execute=lambda _: [], add=audited.append, commit=lambda: None, flush=lambda: None
-    )
-    service.app.dependency_overrides[_get_session] = lambda: session
+
+    def session() -> Iterator[Any]:
+        """As Airflow's, it is rolled back if the request fails."""
+        added: list[Any] = []
+        yield SimpleNamespace(execute=lambda _: [], add=added.append, commit=lambda: None, flush=lambda: None)
+        audited.extend(added)
+
+    service.app.dependency_overrides[_get_session] = session
 
     def as_user(role: str) -> TestClient:
         service._dags_of_users.clear()
@@ -242,6 +248,21 @@ def test_metrics_of_the_tables(page: Callable[[str], TestClient], locks: LockCli
     assert {"dynamo_lock_held", "dynamo_lock_key_holders"} <= found
 
 
+def test_tables_of_the_same_name_have_metrics_of_their_own(
+    page: Callable[[str], TestClient], locks: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks.acquire(key)
+    extra = {"table": locks.table, "region_name": "us-west-2"}
+    monkeypatch.setenv("AIRFLOW_CONN_WEST", json.dumps({"conn_type": "dynamo_lock", "extra": extra}))
+    monkeypatch.setenv("AIRFLOW__DYNAMO_LOCK__PAGE_CONNECTIONS", "dynamo_lock_default,west")
+    DynamoLockHook("west").get_conn().create_table()
+
+    text = page("VIEWER").get("/metrics").text
+
+    assert 'dynamo_lock_holders{table="locks (west)"} 0\n' in text
+    assert re.search(r'dynamo_lock_holders{table="locks \(dynamo_lock_default\)"} [1-9]', text)
+
+
 # -- what it does ------------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +315,30 @@ def test_a_capacity_is_set_and_unset(page: Callable[[str], TestClient], locks: L
     refused = client.post("/capacity", json=body, headers=OWN)
     assert refused.status_code == 409
     assert "is in use as a plain lock" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status"),
+    [
+        ({}, 409),
+        ({"lease_id": ""}, 422),
+        ({"reason": ""}, 422),
+        ({"conn": "aws_default"}, 404),
+    ],
+    ids=str,
+)
+def test_an_action_that_is_not_done_is_not_in_the_audit_log(
+    page: Callable[[str], TestClient],
+    locks: LockClient,
+    key: str,
+    audited: list[Any],
+    wrong: dict[str, Any],
+    status: int,
+) -> None:
+    locks.acquire(key)
+    body = actions(key, "another lease")["/break"] | wrong
+    assert page("ADMIN").post("/break", json=body, headers=OWN).status_code == status
+    assert audited == []
 
 
 @pytest.mark.parametrize(
@@ -375,6 +420,29 @@ def test_after_an_error_the_connection_is_read_again(monkeypatch: pytest.MonkeyP
     now[0] += 2.0
     assert snapshots.latest("c").error is None
     assert len(made) == 2
+
+
+def test_an_action_during_a_look_makes_the_page_look_again(threads: ThreadPoolExecutor) -> None:
+    looking, acted = threading.Event(), threading.Event()
+
+    class Slow(Table):
+        def survey(self, **asked: Any) -> list[Any]:
+            states = super().survey(**asked)
+            looking.set()
+            assert acted.wait(PATIENCE)
+            return states
+
+    table = Slow()
+    snapshots = Snapshots(lambda _: table)  # type: ignore[arg-type,return-value]
+    look = threads.submit(snapshots.latest, "c")
+    assert looking.wait(PATIENCE)
+    forgetting = threads.submit(snapshots.forget, "c")
+    wait([forgetting], 0.2)
+    acted.set()
+    look.result()
+    forgetting.result()
+    snapshots.latest("c")
+    assert table.looks == 2
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ are known, by the results of their tasks: of a task that was tried again, its la
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Select
 
 SHOWN = timedelta(hours=1)
-# Runs that began earlier are known only if they still run, and no more than so many tasks are read.
+# Of runs that began earlier, only those that still run are read. `_MOST_TASKS` limits the tasks that are read.
 _RUNS_SINCE, _MOST_TASKS = timedelta(days=1), 2000
 # What an XCom and its task have in common.
 _IDENTITY = ("dag_id", "run_id", "task_id", "map_index")
@@ -68,7 +68,8 @@ class Turn:
 
 
 def last_hour(session: Session, state: LockState, viewer: Viewer) -> list[Turn]:
-    """The turns of a lock that have not ended or that have ended in the last hour, the earliest first.
+    """The turns of a lock that have not ended or that have ended in the last hour, the earliest first. If the end is
+    not known, the time of the grant counts.
 
     :param session: a session of Airflow's database.
     :param state: the lock.
@@ -85,7 +86,12 @@ def last_hour(session: Session, state: LockState, viewer: Viewer) -> list[Turn]:
     if previous is not None and previous not in {each.owner for each in turns.values()}:
         freed_at_ms = state.record.last_freed_at_ms
         turns[""] = Turn(previous, ended=utc(freed_at_ms) if freed_at_ms else None, has_ended=True)
-    shown = [each for each in turns.values() if not each.has_ended or (each.ended or now) >= now - SHOWN]
+    since = now - SHOWN
+    shown = [
+        each
+        for each in turns.values()
+        if not each.has_ended or (each.ended or each.held_since or now) >= since
+    ]
     return sorted(shown, key=lambda each: each.waited_since or each.held_since or each.ended or now)
 
 
@@ -97,10 +103,10 @@ def _of_runs(session: Session, key: str, viewer: Viewer, now: datetime) -> Itera
         if ti.dag_id in viewer.dag_ids and (lease := _lease(result.value, key)) is not None
     ]
     runs = {(ti.dag_id, ti.run_id) for _, ti, _ in found}
-    releases = _releases(session, runs) if runs else {}
+    releases = _releases(session, runs) if runs else _Releases({}, {})
     for lease, ti, result_key in found:
         link = viewer.link(about(ti, viewer.deployment))
-        ended = ti.end_date if result_key == LEASES_KEY else releases.get(_group(ti))
+        ended = ti.end_date if result_key == LEASES_KEY else releases.of(ti)
         yield (
             lease.lease_id,
             Turn(lease.owner, link, ti.start_date, lease.acquired_at, ended, has_ended=True),
@@ -137,21 +143,45 @@ def _lease(value: Any, key: str) -> Lease | None:
     return None
 
 
-def _releases(session: Session, runs: Collection[tuple[str, str]]) -> dict[tuple[Any, ...], datetime]:
-    """When the leases of runs were released, by group: by its release task, or by its last guarded task."""
+@dataclass(frozen=True)
+class _Releases:
+    """When the leases of runs were released.
+
+    :ivar by_last_task: by acquire task: when its group's last guarded task has released its leases.
+    :ivar by_task: by group: when its release task has ended. Groups with several release tasks are left out, because
+        Airflow's database does not have which lease each one releases.
+    """
+
+    by_last_task: Mapping[tuple[Any, ...], datetime]
+    by_task: Mapping[tuple[Any, ...], datetime | None]
+
+    def of(self, acquire: TaskInstance) -> datetime | None:
+        """When the leases of an acquire task were released; None if that is not known."""
+        return self.by_last_task.get(_identity(acquire)) or self.by_task.get(_group(acquire))
+
+
+def _releases(session: Session, runs: Collection[tuple[str, str]]) -> _Releases:
     by_task = select(TaskInstance, TaskInstance.end_date).where(
         tuple_(TaskInstance.dag_id, TaskInstance.run_id).in_(runs),
         TaskInstance.operator == "DynamoLockReleaseOperator",
-        TaskInstance.end_date.is_not(None),
     )
     # The last guarded task stores this as a result of the acquire task.
-    early = select(XComModel, XComModel.timestamp).where(
+    by_last_task = select(XComModel, XComModel.timestamp).where(
         tuple_(XComModel.dag_id, XComModel.run_id).in_(runs), XComModel.key == RELEASED_KEY
     )
-    found = [*session.execute(by_task), *session.execute(early)]
-    return {_group(each): at for each, at in found}
+    ends: dict[tuple[Any, ...], list[datetime | None]] = {}
+    for release, ended in session.execute(by_task):
+        ends.setdefault(_group(release), []).append(ended)
+    return _Releases(
+        {_identity(acquire): at for acquire, at in session.execute(by_last_task)},
+        {group: ended[0] for group, ended in ends.items() if len(ended) == 1},
+    )
 
 
-def _group(each: TaskInstance | XComModel) -> tuple[Any, ...]:
-    """The group of tasks that share a lease."""
+def _identity(each: TaskInstance | XComModel) -> tuple[Any, ...]:
+    return tuple(getattr(each, name) for name in _IDENTITY)
+
+
+def _group(each: TaskInstance) -> tuple[Any, ...]:
+    """The group of tasks that share a lease. Operators without a group have the DAG for one."""
     return each.dag_id, each.run_id, each.task_id.rpartition(".")[0], each.map_index

@@ -1,7 +1,7 @@
 """The web service of the Locks page. Airflow's API server serves it under ``/dynamo-lock``.
 
-Who may read pools may look, and who may edit them may act. No request changes anything by GET, and each
-action is in Airflow's audit log.
+Users who may read pools may see the page, and those who may edit pools may act. No GET request changes anything, and
+each action that succeeds is in Airflow's audit log.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -170,9 +171,17 @@ def queue(request: Request, user: GetUserDep, conn: str, key: str) -> Response:
 
 @app.get("/metrics", dependencies=[look])
 def metrics(keys: Annotated[int, Query(ge=0, le=1000)] = 0) -> Response:
-    """The locks of all tables that the page shows, as metrics in the text format of OpenMetrics."""
+    """The locks of all tables that the page shows, as metrics in the text format of OpenMetrics.
+
+    Tables of several connections that have the same name, as in two regions, are told apart by their connections.
+    """
     states = {conn_id: _states(conn_id) for conn_id in connection_ids()}
-    tables = {snapshots.client(conn_id).table: each for conn_id, each in states.items()}
+    names = {conn_id: snapshots.client(conn_id).table for conn_id in states}
+    uses = Counter(names.values())
+    tables = {
+        names[conn_id] if uses[names[conn_id]] == 1 else f"{names[conn_id]} ({conn_id})": each
+        for conn_id, each in states.items()
+    }
     return Response(openmetrics.exposition(tables, keys), media_type=openmetrics.CONTENT_TYPE)
 
 
@@ -245,7 +254,8 @@ def _who(conn_id: str, user: Any) -> str:
 
 @contextmanager
 def _acting(conn_id: str) -> Iterator[LockClient]:
-    """The client for an action. An error of the action becomes the answer; after a success, the page looks again."""
+    """The client for an action. If the action fails, its error is the answer. If it succeeds, the page takes a new
+    snapshot."""
     try:
         yield snapshots.client(_checked(conn_id))
     except LockError as failure:

@@ -1,4 +1,4 @@
-"""What the Locks page shows of a table: one look at all locks, shared by all who have the page open."""
+"""What the Locks page shows of a table: a snapshot of all locks, which all open pages share."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from airflow_dynamo_lock.core.model.errors import LockError, LockRecordError
 from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.monitoring.totals import Totals
 
-# A look is shown for this many seconds, and for this many times as long as it took: the larger a table, the less often
-# it is read.
+# A snapshot is shown for this many seconds, and for this many times as long as it took: the larger a table, the less
+# often the page reads it.
 _FRESH_SECONDS, _FRESH_TIMES = 2.0, 10.0
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at all locks of a table.
+    """All locks of a table at one moment.
 
     :ivar states: the locks by name; empty after an error.
     :ivar damaged: what is wrong with each record that cannot be read.
     :ivar error: why the table could not be read; None if it could.
-    :ivar fresh_seconds: how long this look is shown, in seconds.
+    :ivar fresh_seconds: how long this snapshot is shown, in seconds.
     """
 
     states: tuple[LockState, ...] = ()
@@ -35,12 +35,12 @@ class Snapshot:
 
     @cached_property
     def totals(self) -> Totals:
-        """What the locks add up to. All who have the page open share it, as they share the look."""
+        """What the locks add up to. All open pages share it, as they share the snapshot."""
         return Totals.of(self.states)
 
 
 class Snapshots:
-    """The latest look at each table. One thread looks, and all others wait for it.
+    """The latest snapshot of each table. One thread takes it, and all others wait for it.
 
     :param connect: returns the client for a connection id.
     """
@@ -61,20 +61,27 @@ class Snapshots:
         return self._clients[conn_id]
 
     def latest(self, conn_id: str) -> Snapshot:
-        """The latest look at the table of a connection, which is at most `Snapshot.fresh_seconds` old."""
-        with self._locks.setdefault(conn_id, threading.Lock()):
+        """The latest snapshot of the table of a connection, which is at most `Snapshot.fresh_seconds` old."""
+        with self._lock(conn_id):
             until, snapshot = self._latest.get(conn_id, (0.0, Snapshot()))
             begun = time.monotonic()
             if begun >= until:
-                snapshot = self._look(conn_id, begun)
+                snapshot = self._take(conn_id, begun)
                 self._latest[conn_id] = time.monotonic() + snapshot.fresh_seconds, snapshot
             return snapshot
 
     def forget(self, conn_id: str) -> None:
-        """Look again at the next request, because something was changed."""
-        self._latest.pop(conn_id, None)
+        """Take a new snapshot at the next request, because something was changed.
 
-    def _look(self, conn_id: str, begun: float) -> Snapshot:
+        Waits for a snapshot that is being taken: it may show the table as it was before the change.
+        """
+        with self._lock(conn_id):
+            self._latest.pop(conn_id, None)
+
+    def _lock(self, conn_id: str) -> threading.Lock:
+        return self._locks.setdefault(conn_id, threading.Lock())
+
+    def _take(self, conn_id: str, begun: float) -> Snapshot:
         damaged: list[LockRecordError] = []
         try:
             states = self.client(conn_id).survey(on_damaged=damaged.append)
