@@ -15,7 +15,7 @@ from airflow_dynamo_lock import DynamoLock
 NOTEBOOK = Path(__file__).with_suffix(".ipynb")
 
 
-@task.skip_if(lambda _: find_spec("papermill") is None)
+@task.skip_if(lambda _: not (find_spec("papermill") and find_spec("ipykernel")))
 @task
 def repair() -> str:
     import papermill

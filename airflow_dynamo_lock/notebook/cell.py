@@ -10,17 +10,17 @@ import ast
 import asyncio
 import inspect
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
 from types import CodeType, NoneType
 from typing import TYPE_CHECKING, Any
 
-from airflow_dynamo_lock.core.model.errors import LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.text import utc
 from airflow_dynamo_lock.notebook.display import Status
+from airflow_dynamo_lock.notebook.holder import RELEASE_FOR
 from airflow_dynamo_lock.notebook.interrupts import Interrupts
 from airflow_dynamo_lock.notebook.kernel import HolderProcess
 
@@ -157,10 +157,9 @@ class LockedCell:
                     interrupts.call(self._body.run)
             except BaseException as raised:
                 failure = raised
+            holder.end_cell()
+            wait([holder.ended], timeout=_RELEASED_WITHIN)
             failure = self._end(holder, failure)
-            with suppress(Exception):  # `_show_end` reports it
-                holder.ended.result(timeout=_RELEASED_WITHIN)
-            self._show_end(holder, failure)
             interrupts.wait_until_quiet()
         self._raise(failure, interrupts)
 
@@ -178,10 +177,10 @@ class LockedCell:
                     await interrupts.run(self._body.run_awaiting())
             except BaseException as raised:
                 failure = raised
-            failure = self._end(holder, failure)
+            holder.end_cell()
             if not isinstance(failure, GeneratorExit):  # a coroutine that is closed cannot await
                 await _until_done(holder.ended, interrupts)
-            self._show_end(holder, failure)
+            failure = self._end(holder, failure)
             interrupts.wait_until_quiet()
         self._raise(failure, interrupts)
 
@@ -202,37 +201,33 @@ class LockedCell:
             _held_around.set(outer)
 
     def _end(self, holder: HolderProcess, failure: BaseException | None) -> BaseException | None:
-        """Let the holder process release the lock. Returns the error with which the cell ends."""
-        lost = holder.lost()
-        holder.end_cell()
+        """Show what became of the lock. Returns the error with which the cell ends."""
         if not holder.was_granted():
+            self._status.show("Not acquired.")
             # Without the frames that wait: they say nothing about the cell.
             return None if failure is None else failure.with_traceback(None)
-        if lost is None or not isinstance(failure, (KeyboardInterrupt, asyncio.CancelledError, NoneType)):
-            return failure
-        if failure is not None:
-            lost.with_traceback(failure.__traceback__)
-        lost.__suppress_context__ = True
-        return lost
+        if (lost := holder.lost()) is not None:
+            self._status.show("Lost.")
+            if not isinstance(failure, (KeyboardInterrupt, asyncio.CancelledError, NoneType)):
+                return failure
+            lost.__suppress_context__ = True
+            return lost.with_traceback(None if failure is None else failure.__traceback__)
+        if not holder.ended.done():
+            self._status.show(
+                "Not released yet, because DynamoDB does not answer. "
+                f"The release is retried for up to {RELEASE_FOR:g} s."
+            )
+        elif (problem := holder.ended.exception()) is not None:
+            self._status.show(f"Not released, the lease will run out: {problem}")
+        else:
+            self._status.show(f"Released after {holder.held_for():.0f} s.")
+        return failure
 
     def _raise(self, failure: BaseException | None, interrupts: Interrupts) -> None:
         if failure is not None:
             self._body.show_only_own_frames(failure)
             raise failure
         interrupts.raise_kept()
-
-    def _show_end(self, holder: HolderProcess, failure: BaseException | None) -> None:
-        """Show what became of the lock."""
-        if not holder.was_granted():
-            self._status.show("Not acquired.")
-        elif isinstance(failure, LockLostError):
-            self._status.show("Lost.")
-        elif not holder.ended.done():
-            self._status.show("Not released yet: DynamoDB does not answer. It is tried again.")
-        elif (problem := holder.ended.exception()) is not None:
-            self._status.show(f"Not released, the lease will run out: {problem}")
-        else:
-            self._status.show(f"Released after {holder.held_for():.0f} s.")
 
 
 async def _until_done(future: Future[Any], interrupts: Interrupts) -> None:

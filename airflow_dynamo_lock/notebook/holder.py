@@ -33,21 +33,21 @@ from airflow_dynamo_lock.client.held import held_around, with_leases
 from airflow_dynamo_lock.client.leases import leases_of
 from airflow_dynamo_lock.client.sync_client import LockClient
 from airflow_dynamo_lock.core.model import errors
+from airflow_dynamo_lock.core.model.arguments import checked_mode
 from airflow_dynamo_lock.core.model.claim import LockSpec
 from airflow_dynamo_lock.core.model.errors import LockError, LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease
+from airflow_dynamo_lock.core.model.limits import HEARTBEATS_PER_GRACE, SHARED
 from airflow_dynamo_lock.core.model.outcomes import Lost
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.notebook.options import cell_options, parse
 
 # Seconds between two looks at the lease, to report its heartbeats.
 _LOOK_EVERY = 1.0
-# Heartbeats in one release grace, for a lease that was joined (R9, processes inside send heartbeats).
-_BEATS_PER_GRACE = 3
 # Maximum time in seconds from the end of stdin to the end of the kernel's processes, if these end with the kernel.
 _KERNEL_ENDS_WITHIN = 1.0
-# Maximum time in seconds to retry a release that DynamoDB does not answer, after the end of the cell.
-_RELEASE_FOR = 20.0
+#: Maximum time in seconds to retry a release that DynamoDB does not answer, after the end of the cell.
+RELEASE_FOR = 20.0
 
 
 @dataclass(frozen=True)
@@ -130,20 +130,21 @@ class _Holder:
                 return
         self._keep(locks, lease, None)
         if self._may_release():
-            outcome = locks.release(lease, retry_for=min(_RELEASE_FOR, lease.remaining()))
+            outcome = locks.release(lease, retry_for=min(RELEASE_FOR, lease.remaining()))
             self._emit("released", lost=outcome.describe() if isinstance(outcome, Lost) else None)
 
     def _join(self, locks: LockClient, outer: Lease, claim: dict[str, Any]) -> None:
         """Work under the lease of a process around the kernel, as a process inside (R8)."""
         spec = LockSpec.of(claim)
-        if (spec.slots, spec.capacity) != (outer.slots, outer.capacity):
+        asked, granted = checked_mode(spec.mode, spec.slots, spec.capacity), (outer.slots, outer.capacity)
+        if asked != granted:
             raise LockValueError(
-                f"The lock {outer.key!r} is held for this notebook already, with {outer.slots} of {outer.capacity} "
-                f"slots; the cell asks for {spec.slots} of {spec.capacity}: ask for the same."
+                f"The lock {outer.key!r} is held for this notebook already, {_described(*granted)}; the cell asks for "
+                f"it {_described(*asked)}: ask for the same."
             )
         process = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         entered = locks.enter(outer, process)
-        self._keep(locks, entered, entered.lease_ms / 1000 / _BEATS_PER_GRACE)
+        self._keep(locks, entered, entered.lease_ms / 1000 / HEARTBEATS_PER_GRACE)
         if self._may_release():
             outcome = locks.leave(entered, process)
             self._emit("released", lost=outcome.describe() if isinstance(outcome, Lost) else None)
@@ -157,7 +158,6 @@ class _Holder:
             lease=lease.as_dict(),
             until=term.until,
             held=with_leases(locks, leases_of(lease)),
-            joined=interval is not None,
         )
         with locks.keep_alive(lease, interval=interval):
             until = term.until
@@ -191,6 +191,11 @@ class _Holder:
                 self._emit("busy", text=text)
 
         return report
+
+
+def _described(slots: int, capacity: int) -> str:
+    """What a claim takes of its lock."""
+    return "in shared mode" if capacity == SHARED else f"with {slots} of {capacity} slots"
 
 
 def _has_processes(group: int) -> bool:
@@ -239,8 +244,6 @@ class _Events(logging.Handler):
 
 def main() -> None:
     """Serve one request, and end."""
-    # Jupyter interrupts all processes of the kernel's group; in a terminal, Ctrl-C does.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     events = _Events()
     logging.getLogger("airflow_dynamo_lock").addHandler(events)
     line = sys.stdin.buffer.readline()

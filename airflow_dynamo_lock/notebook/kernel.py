@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -34,7 +35,7 @@ class HolderProcess:
     :param on_wait: called in another thread with each text about the wait.
     :param on_lost: called in another thread when the lease is lost.
     :ivar granted: the lease, or the error that ended the wait.
-    :ivar ended: None when the lock is released and the process has ended; or why the lease was lost before.
+    :ivar ended: done when the process has ended; has the error if it has not released the lock.
     :ivar held: the value of ``DYNAMO_LOCK_HELD`` for child processes, as soon as the lock is granted.
     """
 
@@ -47,20 +48,22 @@ class HolderProcess:
     ) -> None:
         self.granted: Future[Lease] = Future()
         self.granted.set_running_or_notify_cancel()  # a cancelled cell does not cancel it
-        self.ended: Future[str | None] = Future()
+        self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()
         self.held = held
         self._on_wait, self._on_lost = on_wait, on_lost
         self._lease: Lease | None = None
         self._busy = ""
         self._since = self._until = monotonic()
-        self._lost: str | None = None
+        self._loss: LockLostError | None = None
+        self._cell_ended = self._released = False
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_complaint` closes it
         self._process = subprocess.Popen(
             # -P: a file of the notebook's folder must not replace a module of the standard library.
             [sys.executable, "-P", "-m", "airflow_dynamo_lock.notebook.holder"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._stderr,
             env=os.environ if held is None else {**os.environ, VARIABLE: held},
             start_new_session=True,  # Jupyter kills a kernel's process group, and this process has to release
         )
@@ -69,8 +72,8 @@ class HolderProcess:
 
     def end_cell(self) -> None:
         """Let the process leave the queue, or release the lock. `ended` says when it has."""
+        self._loss, self._cell_ended = self.lost(), True
         if self._lease is not None and self._lease.term is not None:
-            self._lost = self._lost or self._lease.term.lost
             self._lease.term.lose("it was released")
             self._until = monotonic()
         self._write(b"end\n")
@@ -84,13 +87,13 @@ class HolderProcess:
         return self._until - self._since
 
     def lost(self) -> LockLostError | None:
-        """The error of the lost lease; None if it is not lost."""
-        try:
-            if self._lease is not None:
+        """The error of a lease that was lost before the cell ended; None if none was, as far as is known."""
+        if self._lease is not None and not self._cell_ended:
+            try:
                 self._lease.check()
-        except LockLostError as lost:
-            return lost
-        return None
+            except LockLostError as lost:
+                return lost
+        return self._loss
 
     def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None
@@ -116,12 +119,15 @@ class HolderProcess:
                 self._check()
         finally:
             out.close()
-            code = self._process.wait()
+            end = f"has ended with exit code {self._process.wait()}{self._complaint()}"
             if not self.granted.done():
-                self.granted.set_exception(_no_answer(code))
-            self._lose(f"the process that sends its heartbeats has ended with exit code {code}")
+                self.granted.set_exception(LockError(f"The process that waits for the lock {end}."))
+            self._lose(f"the process that sends its heartbeats {end}")
             if not self.ended.done():
-                self.ended.set_result(self._lost)
+                if self._released:
+                    self.ended.set_result(None)
+                else:
+                    self.ended.set_exception(LockError(f"The process that releases the lock {end}."))
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
@@ -144,10 +150,22 @@ class HolderProcess:
             case "lost":
                 self._lose(event["why"])
             case "released":
-                self._lost = self._lost or event["lost"]
+                self._released = True
+                if event["lost"] and self._lease is not None:
+                    self._loss = self._loss or LockLostError(
+                        f"The lock {self._lease.key!r} (lease {self._lease.lease_id}) was lost before the cell ended: "
+                        f"{event['lost']}."
+                    )
             case "failed":
                 future: Future[Any] = self.ended if self.granted.done() else self.granted
                 future.set_exception(_error(event["error"], event["text"]))
+
+    def _complaint(self) -> str:
+        """The last line that the process has written to stderr, after a colon; nothing if there is none."""
+        with self._stderr as file:
+            file.seek(0)
+            *_, last = file.read().decode(errors="replace").strip().split("\n")
+        return f": {last}" if last else ""
 
     def _check(self) -> None:
         """Lose the lease if it is about to end."""
@@ -170,10 +188,3 @@ def _error(name: str, text: str) -> LockError:
     if issubclass(kind, LockUnavailableError):
         return kind(text, maybe_applied=True)
     return kind(text)
-
-
-def _no_answer(code: int) -> LockError:
-    return LockError(
-        f"The process that waits for the lock has ended with exit code {code}: run "
-        "`python -m airflow_dynamo_lock.notebook.holder` in a terminal to see why."
-    )

@@ -85,7 +85,9 @@ class DynamoLockMagics(Magics):
         if options is None:
             return None
         if cell is None:
-            raise UsageError(f"{_CELL} KEY is the first line of a cell; %{MAGIC} only has --help.")
+            raise UsageError(
+                f"%{MAGIC} has only --help: to lock a cell, write {_CELL} KEY as its first line."
+            )
         body = Body(self.shell, cell)
         self._keys[options["key"]] = None
         locked = LockedCell(self.shell, body, options["key"], arguments)
@@ -105,7 +107,7 @@ class DynamoLockMagics(Magics):
         return LocksTable(records, f"The table {where.table!r} has no locks{named}.")
 
     def prepare(self, lines: list[str]) -> list[str]:
-        """An input transformer: let IPython await a cell that awaits, and report a syntax error as in a plain cell.
+        """Transform a cell so that IPython awaits it if its body awaits, and reports its syntax errors itself.
 
         :param lines: the lines of the cell.
         """

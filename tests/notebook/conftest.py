@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from deployments.engines import REGION, MotoServer
+from deployments.engines import REGION, Engine
 from deployments.kernels import Kernel
 from deployments.patience import wait_until
 from tests.cli.conftest import TABLE
@@ -18,7 +18,7 @@ from tests.cli.conftest import locks as locks
 
 
 @pytest.fixture(scope="session")
-def environment(engine: MotoServer) -> dict[str, str]:
+def environment(engine: Engine) -> dict[str, str]:
     """The environment in which kernels find the table."""
     return {"AWS_ENDPOINT_URL_DYNAMODB": engine.endpoint_url, "AWS_DEFAULT_REGION": REGION}
 

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from deployments.kernels import Cell, Kernel
-from tests.notebook.conftest import is_free, wait_until_free
+from tests.notebook.conftest import is_free, some_in_proof, wait_until_free
 
 BODIES = {
     "a comment": "# nothing",
@@ -36,6 +36,8 @@ BODIES = {
     "a cancelled cell": "import asyncio\nasyncio.current_task().cancel()\nawait asyncio.sleep(1)",
     "an await in a function": "async def later():\n    await x\n\nlater.__name__",
 }
+#: The bodies that `make test` tries; `make proof` tries all.
+IN_TEST = ("a value", "an error", "a syntax error", "an awaited value", "an error in an awaited call")
 
 
 def essentials(cell: Cell) -> tuple[object, ...]:
@@ -50,7 +52,7 @@ def _without_numbers(outputs: object) -> str:
     return re.sub(r"In\[\d+\]|\(\d+\.py, line|/\d+\.py|0x\w+", "…", repr(outputs))
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", some_in_proof(BODIES, *IN_TEST))
 def test_a_locked_cell_has_the_result_of_the_plain_cell(
     kernel: Kernel, locks: LockClient, key: str, body: str
 ) -> None:
@@ -153,13 +155,19 @@ def test_a_locked_cell_in_a_locked_cell(kernel: Kernel, locks: LockClient, key: 
     assert is_free(locks, f"{key}-2")
 
 
-def test_the_same_lock_in_its_own_cell_is_joined(kernel: Kernel, locks: LockClient, key: str) -> None:
-    cell = kernel.run(f"%%dynamo_lock '{key}'\n%%dynamo_lock '{key}' --no-wait\nlease.key")
+@pytest.mark.parametrize("options", ["", "--mode shared", "--slots 2 --capacity 3"])
+def test_the_same_lock_in_its_own_cell_is_joined(
+    kernel: Kernel, locks: LockClient, key: str, options: str
+) -> None:
+    cell = kernel.run(
+        f"%%dynamo_lock '{key}' {options}\n%%dynamo_lock '{key}' --no-wait {options}\nlease.key"
+    )
     assert cell.error is None
     assert cell.outputs[-1]["text"] == repr(key)
     assert is_free(locks, key)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("order", ["%%time\n%%dynamo_lock {key}\n", "%%dynamo_lock {key}\n%%time\n"])
 def test_a_timed_cell(kernel: Kernel, locks: LockClient, key: str, order: str) -> None:
     cell = kernel.run(order.format(key=f"'{key}'") + "print('ran')")

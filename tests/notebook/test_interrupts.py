@@ -72,7 +72,7 @@ def assert_usable(kernel: Kernel, locks: LockClient, key: str, before: str) -> N
     assert kernel.run("%%dynamo_lock 'other'\n1 + 1").outputs[-1]["text"] == "2"
 
 
-@pytest.mark.parametrize("body", ENDLESS)
+@pytest.mark.parametrize("body", some_in_proof(ENDLESS, "a loop that catches errors", AWAITING))
 @pytest.mark.parametrize("times", some_in_proof([1, 40], 1))
 def test_an_interrupt_ends_a_working_cell(
     kernel: Kernel, locks: LockClient, key: str, log: Path, body: str, times: int
@@ -87,8 +87,8 @@ def test_an_interrupt_ends_a_working_cell(
     assert_usable(kernel, locks, key, before)
 
 
-@pytest.mark.parametrize("body", [SYNC, AWAITING])
-@pytest.mark.parametrize("times", [1, 40])
+@pytest.mark.parametrize("body", some_in_proof([SYNC, AWAITING], SYNC))
+@pytest.mark.parametrize("times", some_in_proof([1, 40], 40))
 def test_an_interrupt_ends_the_wait_and_leaves_the_queue(
     kernel: Kernel, locks: LockClient, key: str, log: Path, body: str, times: int
 ) -> None:
@@ -108,7 +108,7 @@ def test_an_interrupt_ends_the_wait_and_leaves_the_queue(
 
 
 @pytest.mark.parametrize("times", some_in_proof([1, 40], 40))
-@pytest.mark.parametrize("awaits", ["", "await asyncio.sleep(0)\n"])
+@pytest.mark.parametrize("awaits", some_in_proof(["", "await asyncio.sleep(0)\n"], ""))
 def test_an_interrupt_during_the_release_comes_after_it(
     kernel: Kernel, locks: LockClient, key: str, log: Path, awaits: str, times: int
 ) -> None:
@@ -133,9 +133,7 @@ def test_an_interrupt_during_the_release_comes_after_it(
     assert_usable(kernel, locks, key, before)
 
 
-@pytest.mark.parametrize(
-    "body", some_in_proof(ENDLESS, "a blocking call", "a loop that catches errors", AWAITING)
-)
+@pytest.mark.parametrize("body", some_in_proof(ENDLESS, "a blocking call", AWAITING))
 def test_a_lost_lease_ends_the_cell(
     kernel: Kernel, locks: LockClient, key: str, log: Path, body: str
 ) -> None:
@@ -170,6 +168,62 @@ def test_a_cell_whose_holder_process_dies_ends(
     wait_until_free(locks, key)
 
 
+@pytest.mark.parametrize("awaits", some_in_proof(["", "await asyncio.sleep(0)\n"], ""))
+@pytest.mark.parametrize(
+    ("last", "error"), [("", "LockLostError"), ("raise ValueError\n", "ValueError")], ids=["ends", "fails"]
+)
+def test_a_loss_that_only_the_release_notices_fails_the_cell(
+    kernel: Kernel, locks: LockClient, key: str, log: Path, awaits: str, last: str, error: str
+) -> None:
+    cell = kernel.start(
+        f"%%dynamo_lock '{key}' --lease-duration 600s\n"
+        f"{awaits}work()\nwhile 'broken' not in open(log.name).read(): time.sleep(0.01)\n{last}"
+    )
+    wait_until(lambda: log.stat().st_size)
+    record = locks.get(key)
+    assert record is not None
+    locks.break_lock(key, next(iter(record.holders)), by="ann", reason="repair")
+    with log.open("a") as file:
+        file.write("broken\n")
+    kernel.read(cell)
+
+    assert cell.error == error
+    assert last or "ann" in cell.reply["evalue"]
+    assert cell.outputs[0]["text"] == f"{key}: Lost."
+
+
+@pytest.mark.parametrize("awaits", some_in_proof(["", "await asyncio.sleep(0)\n"], ""))
+def test_a_holder_process_that_dies_before_the_release_has_not_released(
+    kernel: Kernel, locks: LockClient, key: str, log: Path, awaits: str
+) -> None:
+    body = (
+        f"{FIND_HOLDER}import threading\n"
+        "os.kill(holder, signal.SIGSTOP)\n"
+        "def kill():\n    while lease.remaining(): time.sleep(0.01)\n    os.kill(holder, signal.SIGKILL)\n"
+        "threading.Thread(target=kill).start()\n"
+    )
+    cell = kernel.run(f"%%dynamo_lock '{key}'\n{awaits}{body}")
+
+    assert cell.error is None, "its work was done under the lease"
+    assert "Not released" in cell.outputs[0]["text"]
+    assert "exit code -9" in cell.outputs[0]["text"]
+    assert not is_free(locks, key)
+
+
+def test_a_holder_process_that_cannot_start_shows_why(kernel: Kernel, key: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no memory >&2\nexit 3\n")
+    python.chmod(0o700)
+    cell = kernel.run(
+        f"import sys\npython, sys.executable = sys.executable, {str(python)!r}\n"
+        f"try:\n    get_ipython().run_cell_magic('dynamo_lock', {key!r}, '1')\n"
+        "finally:\n    sys.executable = python"
+    )
+    assert cell.error == "LockError"
+    assert "has ended with exit code 3: no memory." in cell.reply["evalue"]
+
+
+@pytest.mark.proof
 @pytest.mark.parametrize("body", ["a loop", "an awaiting loop"])
 def test_a_lost_lease_ends_a_cell_in_a_subshell(
     kernel: Kernel, locks: LockClient, key: str, log: Path, body: str

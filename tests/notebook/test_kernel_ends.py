@@ -43,7 +43,7 @@ def heartbeat(locks: LockClient, key: str) -> list[str]:
 
 
 @pytest.mark.parametrize("body", some_in_proof(BODIES, "a sleep"))
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", some_in_proof(ENDS, "restart", "SIGKILL"))
 def test_the_lock_of_a_kernel_that_ends_is_released(
     environment: dict[str, str], locks: LockClient, key: str, end: str, body: str
 ) -> None:
@@ -54,6 +54,7 @@ def test_the_lock_of_a_kernel_that_ends_is_released(
         wait_until(lambda: not holder.is_running() or holder.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.proof
 def test_the_lock_of_a_kernel_that_exits_by_itself_is_released(
     environment: dict[str, str], locks: LockClient, key: str
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_lock_stays_held_while_a_forked_child_lives(
         locks.release(locks.acquire(key, timeout=100))
 
 
+@pytest.mark.proof
 def test_the_lock_stays_held_while_another_process_of_the_kernel_lives(
     environment: dict[str, str], locks: LockClient, key: str, tmp_path: Path
 ) -> None:
