@@ -28,7 +28,7 @@ PARTS = {
     "recovery": MOTO,
     "waiting": LOCAL,
     "airflow": MOTO,
-    "locks_page": MOTO,
+    "locks_page": LOCAL,
     "notebooks": MOTO,
 }
 

@@ -9,6 +9,8 @@
 | `engines` | DynamoDB servers on 127.0.0.1: moto, and AWS's DynamoDB Local |
 | `proxy` | an HTTP proxy in front of an engine that records, delays and drops requests |
 | `limits` | DynamoDB's documented limits, for engines that do not enforce them |
+| `kernels` | Jupyter kernels, each in a process of its own |
+| `hold_times` | locks whose records say for how long leases are usually held |
 | `clients` | both kinds of lock clients on an engine, with one interface |
 | `patience` | how long a test waits for an event before it fails |
 """

@@ -139,10 +139,11 @@ class EventLoop:
             raise
 
     async def _cancel_all(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A cancelled task may start others, to remove its queue entry for example.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class AsyncClientInThread(EventLoop):

@@ -23,9 +23,10 @@ BATCH, TRANSACTION_BYTES = 100, 4 * 1024 * 1024
 PARTITION_UNITS, UNIT_BYTES = 1000, 1024
 
 _EXPRESSIONS = ("UpdateExpression", "ConditionExpression", "KeyConditionExpression", "FilterExpression")
-_FUNCTIONS = (
-    r"\b(?:attribute_(?:exists|not_exists|type)|begins_with|contains|size|if_not_exists|list_append)\b"
-)
+_FUNCTION = r"(?:attribute_(?:exists|not_exists|type)|begins_with|contains|size|if_not_exists|list_append)"
+_FUNCTIONS = rf"\b{_FUNCTION}\b"
+# What parentheses with arguments follow, in an expression without spaces.
+_BEFORE_ARGUMENTS = re.compile(rf"(?:{_FUNCTION}|IN)$")
 # The equals sign is an operator in a condition, but not in an update such as `SET a = :b`.
 _IN_UPDATE = re.compile(rf"{_FUNCTIONS}|[+-]")
 _IN_CONDITION = re.compile(rf"{_FUNCTIONS}|<>|<=|>=|[=<>]|\b(?:AND|OR|NOT|BETWEEN|IN)\b")
@@ -92,7 +93,7 @@ def _check_expression(name: str, text: str) -> None:
 def _has_redundant_parentheses(text: str) -> bool:
     """Whether a pair of parentheses directly encloses another pair, which DynamoDB refuses.
 
-    The outer pair may be that of a function's arguments, as in ``size((a))``: that is not redundant.
+    The outer pair may be that of a function's arguments, as in ``size((a))``, or that of IN: those are not redundant.
     """
     opened: list[int] = []
     pairs = set()
@@ -102,8 +103,7 @@ def _has_redundant_parentheses(text: str) -> bool:
         elif character == ")":
             pairs.add((opened.pop(), position))
     return any(
-        (first + 1, last - 1) in pairs and (first == 0 or not text[first - 1].isalnum())
-        for first, last in pairs
+        (first + 1, last - 1) in pairs and not _BEFORE_ARGUMENTS.search(text[:first]) for first, last in pairs
     )
 
 

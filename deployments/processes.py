@@ -78,7 +78,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the end of the block, where the first one received takes effect.
+    """Delay SIGINT, SIGTERM and SIGHUP until the end of the block, where they take effect.
 
     Python runs signal handlers in the main thread only, so in other threads this does nothing.
     """
@@ -88,15 +88,15 @@ def undisturbed() -> Iterator[None]:
     received: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, _: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if received:
-            signal.raise_signal(received[0])
+        for each in received:
+            signal.raise_signal(each)
 
 
 def _living() -> list[psutil.Process]:

@@ -35,7 +35,7 @@ AIRFLOW_TESTS = (
     "tests/test_packaging.py",
 )
 #: Tests of releases that have pages of plugins. `make proof` runs them on the release of `make test`.
-PAGE_TESTS = (*AIRFLOW_TESTS, "tests/browser")
+PAGE_TESTS = (*AIRFLOW_TESTS, "tests/browser/test_locks_page.py")
 #: Tests of the environment ``production``, which has both auth managers.
 PRODUCTION_TESTS = (*AIRFLOW_TESTS, "tests/page/test_roles.py")
 #: Tests that depend on the other dependencies, with the embedded DynamoDB.

@@ -22,6 +22,10 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 from airflow_dynamo_lock.core.lock import acquire
 from deployments.engines import DynamoDBLocal, Engine, MotoServer
 
+# Garbage collections take long while so many modules are imported, Airflow's above all. `pytest_collection_finish`
+# excludes the modules from later collections.
+gc.disable()
+
 # Set before anything that reads them is imported. Child processes inherit them. Engines accept any
 # credentials.
 for _name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -93,8 +97,18 @@ APART = (
 LOCAL = ("dynamodb-local", "dynamodb_local", "test_smoke.py", "tests/simulator/test_dynamodb.py")
 #: Tests that mostly wait.
 MOSTLY_WAITING = ("tests/cli/test_run.py", "tests/layer/", "tests/client/", "tests/formats/")
-#: Tests that keep a core busy.
-BUSY = ("tests/simulator/", "tests/test_example_dags.py", "tests/core/", "tests/fuzz/")
+#: Tests that keep a core busy. The files among them take long, and none of them should be the last to end.
+BUSY = (
+    "tests/simulator/",
+    "tests/test_example_dags.py",
+    "tests/core/",
+    "tests/fuzz/",
+    "tests/test_packaging.py",
+    "tests/test_documentation.py",
+    "tests/cli/test_airflow.py",
+    "tests/cli/test_locks.py",
+    "tests/notebook/",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -111,8 +125,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # Exclude loaded modules from garbage collections, which otherwise take long, because Airflow is large.
     gc.freeze()
+    gc.enable()
 
 
 def scope_of(nodeid: str) -> str:

@@ -10,20 +10,26 @@ import os
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock.core.model.record import Waiter
+from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.table.position import place_of, ticket_of
 from bench.contestants import ENVIRONMENT
 from bench.measure.spread import spread
 from bench.meter import Meter, engine_client
 from deployments.airflow_client import AirflowClient
 from deployments.clients import AsyncClientInThread
-from deployments.engines import MotoServer
+from deployments.engines import DynamoDBLocal
+from deployments.patience import wait_until
 from proof.airflow.auth_managers import SimpleAuthDeployment
 from proof.airflow.testbed import TABLE, connection, table_environment
 
@@ -42,7 +48,7 @@ def measure() -> dict[str, Any]:
     os.environ.update(ENVIRONMENT)  # for the waiters
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        MotoServer() as engine,
+        DynamoDBLocal() as engine,
         Meter(engine.endpoint_url) as meter,
     ):
         aws = engine_client(engine.endpoint_url)
@@ -54,7 +60,7 @@ def measure() -> dict[str, Any]:
         }
         with (
             SimpleAuthDeployment("north", Path(folder) / "north", env=env) as airflow,
-            _queue(engine.endpoint_url, locks),
+            _queue(aws, engine.endpoint_url, locks),
             httpx.Client(
                 base_url=airflow.url,
                 timeout=300.0,
@@ -72,31 +78,43 @@ def measure() -> dict[str, Any]:
 
 
 @contextmanager
-def _queue(endpoint_url: str, locks: LockClient) -> Iterator[None]:
-    """A lock that is held, and for which many wait."""
+def _queue(aws: Any, endpoint_url: str, locks: LockClient) -> Iterator[None]:
+    """A lock that is held, and for which many wait.
+
+    One of them is real, and its process's heartbeats count for all: five hundred real ones would slow the engine down.
+    """
     lease = locks.acquire("queue", lease=3600)
     with AsyncClientInThread(endpoint_url, table=TABLE, owner="a waiter") as client:
-        waiters = [
-            asyncio.run_coroutine_threadsafe(client.client.acquire("queue"), client.loop)
-            for _ in range(QUEUE)
-        ]
-        while len(locks.waiters("queue")) < QUEUE:
-            assert not any(each.done() for each in waiters), "a waiter has failed"
-            time.sleep(0.5)
+        waiting = asyncio.run_coroutine_threadsafe(client.client.acquire("queue"), client.loop)
+        wait_until(lambda: waiting.done() or locks.waiters("queue"), "the waiter is not in the queue")
+        assert not waiting.done(), "the waiter has failed"
+        (real,) = locks.waiters("queue")
+        _put(aws, [_behind(real, number) for number in range(1, QUEUE)])
+        assert len(locks.waiters("queue")) == QUEUE
         yield
-        for each in waiters:
-            each.cancel()
+        waiting.cancel()
     locks.release(lease)
+
+
+def _behind(waiter: Waiter, number: int) -> dict[str, Any]:
+    """The entry of a further waiter of the same process, that many tickets behind a waiter."""
+    lease_id = str(uuid.uuid4())
+    place = place_of(waiter.priority, ticket_of(waiter.place) + number, lease_id)
+    write = NativeFormat(TABLE).put_entry(replace(waiter, place=place, lease_id=lease_id))
+    item: dict[str, Any] = write.params["Item"]
+    return item
 
 
 def _fill(aws: Any, locks: LockClient, number: int) -> None:
     """Fill the table, so that it has that many locks with the one that has the queue. All of them are held."""
     locks.acquire("0", lease=3600, reentrant=True)
     pages = aws.get_paginator("scan").paginate(TableName=TABLE)
-    items = [item for page in pages for item in page["Items"]]
-    (copied,) = (item for item in items if {"S": "0"} in item.values() and "holders" in str(item))
-    (key,) = (name for name, value in copied.items() if value == {"S": "0"})
-    puts = [{"PutRequest": {"Item": {**copied, key: {"S": str(at)}}}} for at in range(1, number - 1)]
+    (first,) = (item for page in pages for item in page["Items"] if item["key"]["S"] == "0")
+    _put(aws, [{**first, "key": {"S": str(at)}} for at in range(1, number - 1)])
+
+
+def _put(aws: Any, items: list[dict[str, Any]]) -> None:
+    puts = [{"PutRequest": {"Item": each}} for each in items]
     for at in range(0, len(puts), _BATCH):
         aws.batch_write_item(RequestItems={TABLE: puts[at : at + _BATCH]})
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.airflow import lock_options
-from airflow_dynamo_lock.airflow.guard import BEATS_PER_GRACE
 from airflow_dynamo_lock.client.session import ClientCore
 from airflow_dynamo_lock.core.effects import Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.limits import LAST_MS, RELEASE_GRACE, SHARED
+from airflow_dynamo_lock.core.model.limits import HEARTBEATS_PER_GRACE, LAST_MS, RELEASE_GRACE, SHARED
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.items import holder_values
@@ -91,7 +90,7 @@ def most(claim: Claim, writes_a_second: float, *, inside: bool) -> int:
 
 
 HEARTBEAT_TASK = lock_options.HEARTBEATS_PER_LEASE / DEFAULT_LEASE
-GUARD = BEATS_PER_GRACE / RELEASE_GRACE
+GUARD = HEARTBEATS_PER_GRACE / RELEASE_GRACE
 
 
 @pytest.mark.parametrize(
