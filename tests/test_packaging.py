@@ -211,6 +211,7 @@ def test_only_the_api_server_loads_the_page_and_fastapi() -> None:
     assert "fastapi" not in loaded - HERE.modules_after(airflows)
 
 
+@pytest.mark.proof
 def test_the_api_server_can_load_the_page() -> None:
     """Airflow 3.0 shows no page, but serves its metrics."""
     server = Python(Path(sys.executable), {**os.environ, "_AIRFLOW_PROCESS_CONTEXT": "server"})

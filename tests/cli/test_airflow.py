@@ -67,6 +67,7 @@ def test_a_connection_names_the_table(shell: Shell, connection: str, locks: Lock
     assert acquired.stdout.strip() in record.holders
 
 
+@pytest.mark.proof
 def test_a_connection_in_a_command_that_a_task_has_started(
     shell: Shell, connection: str, locks: LockClient, key: str
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_connection_in_a_command_that_a_task_has_started(
     }
 
 
+@pytest.mark.proof
 def test_a_connection_that_is_not_there(shell: Shell, key: str) -> None:
     refused = shell.run("acquire", key, "--conn-id", "nobody")
     assert (refused.returncode, refused.stdout) == (2, "")

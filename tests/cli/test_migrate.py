@@ -154,6 +154,7 @@ def test_two_moves_to_one_table_do_not_undo_each_other(
     lease = theirs.locks.acquire(key)
     assert shell(*arguments(theirs), "--wait-time", "0s", key).returncode == 3
     place = make_place("dyndbmutex", engine)
+    items.empty(place)
     other = shell(*arguments(Side(place, locks)), "--wait-time", "0s", key)
     assert other.returncode == 3
     assert "awsflock: their program" in other.stderr, "ours is kept by the first move"

@@ -207,7 +207,7 @@ WITHIN = 60.0
         ),
         ("swallows everything", 1, ["on_kill", "swallowed LockLostError", "swallowed LockLostInterrupt"]),
         pytest.param("has its own handler", 1, ["on_kill"], marks=pytest.mark.proof),
-        ("is in a thread", 1, ["on_kill"]),
+        pytest.param("is in a thread", 1, ["on_kill"], marks=pytest.mark.proof),
     ],
 )
 def test_a_task_whose_lease_is_lost_ends_whatever_it_catches(
@@ -233,6 +233,7 @@ def test_a_process_that_is_ended_takes_its_children_with_it(locks: LockClient, l
     child.wait(WITHIN)
 
 
+@pytest.mark.proof
 def test_a_task_that_is_cut_off_has_ended_when_another_takes_the_lock(locks: LockClient, key: str) -> None:
     lease = locks.acquire(key, lease=60, release_grace=6)
     with (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -39,11 +38,6 @@ def is_free(locks: LockClient, key: str) -> bool:
 def wait_until_free(locks: LockClient, key: str) -> None:
     """Wait until the lock has no holder and no waiter."""
     wait_until(lambda: is_free(locks, key), f"{key} is not free")
-
-
-def some_in_proof(values: Iterable[Any], *in_test: Any) -> list[Any]:
-    """All values, as parameters. `make test` only has those that are named."""
-    return [each if each in in_test else pytest.param(each, marks=pytest.mark.proof) for each in values]
 
 
 __all__ = ["TABLE"]

@@ -9,7 +9,8 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from deployments.kernels import Cell, Kernel
-from tests.notebook.conftest import is_free, some_in_proof, wait_until_free
+from tests.notebook.conftest import is_free, wait_until_free
+from tests.suites import some_in_proof
 
 BODIES = {
     "a comment": "# nothing",

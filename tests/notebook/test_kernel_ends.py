@@ -12,7 +12,8 @@ import pytest
 from airflow_dynamo_lock import LockClient
 from deployments.kernels import BODIES, ENDS, Kernel
 from deployments.patience import wait_until
-from tests.notebook.conftest import is_free, some_in_proof
+from tests.notebook.conftest import is_free
+from tests.suites import some_in_proof
 
 #: Longer than a test is patient, so a lock that is free was released.
 LONG = "--lease-duration 600s"
@@ -43,7 +44,7 @@ def heartbeat(locks: LockClient, key: str) -> list[str]:
 
 
 @pytest.mark.parametrize("body", some_in_proof(BODIES, "a sleep"))
-@pytest.mark.parametrize("end", some_in_proof(ENDS, "restart", "SIGKILL"))
+@pytest.mark.parametrize("end", some_in_proof(ENDS, "SIGKILL"))
 def test_the_lock_of_a_kernel_that_ends_is_released(
     environment: dict[str, str], locks: LockClient, key: str, end: str, body: str
 ) -> None:
@@ -65,6 +66,7 @@ def test_the_lock_of_a_kernel_that_exits_by_itself_is_released(
         locks.release(locks.acquire(key, timeout=100))
 
 
+@pytest.mark.proof
 def test_a_kernel_that_ends_leaves_the_queue(
     environment: dict[str, str], locks: LockClient, key: str
 ) -> None:
