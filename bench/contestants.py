@@ -58,7 +58,7 @@ class Contestant:
 
 FLOOR = Contestant("floor", "floor")
 OURS = Contestant("ours", "ours")
-OURS_BEATING = Contestant("ours, with heartbeats", "ours", options={"beats": True})
+OURS_WITH_HEARTBEATS = Contestant("ours, with heartbeats", "ours", options={"beats": True})
 OURS_UNFAIR = Contestant("ours, unfair", "ours", options={"fair": False})
 OURS_WITH_STREAMS = Contestant("ours, with streams", "ours", options={"streams": True})
 PYTHON_DYNAMODB_LOCK = Contestant("python-dynamodb-lock", "python_dynamodb_lock", "python-dynamodb-lock")
@@ -104,7 +104,7 @@ class Worker:
         self.process.kill()
         self.process.communicate()
 
-    def tell(self, do: str, **arguments: Any) -> None:
+    def send(self, do: str, **arguments: Any) -> None:
         """Send a command, without waiting for the answer.
 
         :param do: the method of `bench.adapters.worker.Worker` to call.
@@ -114,7 +114,7 @@ class Worker:
         self.process.stdin.write(json.dumps([do, arguments]) + "\n")
         self.process.stdin.flush()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """Return the answer to the oldest command whose answer has not been read.
 
         :raises WorkerError: the command failed, or the process has ended.
@@ -131,8 +131,8 @@ class Worker:
 
         :raises WorkerError: the command failed, or the process has ended.
         """
-        self.tell(do, **arguments)
-        return self.hear()
+        self.send(do, **arguments)
+        return self.receive()
 
 
 def create_tables(contestants: Sequence[Contestant], endpoint_url: str) -> None:

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what tests read from them: code blocks and tables."""
+"""The pages of the documentation, and helpers that read code blocks and tables from them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The code blocks of a page, by their language."""
+    """Return the code blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def table(page: Path, heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading of any level, without its head."""
+    """Return the cells of the first table below a heading of any level, without its header."""
     _, _, below = page.read_text().partition(f"# {heading}\n")
     rows = re.search(
         r"(?:^\|.*\|\n)+", re.split(r"^##", below, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE
@@ -25,5 +25,5 @@ def table(page: Path, heading: str) -> list[list[str]]:
 
 
 def code(cell: str) -> list[str]:
-    """What stands in backticks."""
+    """Return the texts in backticks."""
     return re.findall(r"`([^`]+)`", cell)

@@ -1,4 +1,4 @@
-"""Which parameters of a test `make test` has, and which only `make proof`."""
+"""Division of the parameters of a test between `make test` and `make proof`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 
 def some_in_proof(values: Iterable[Any], *in_test: Any) -> list[Any]:
-    """All values, as parameters. `make test` only has those that are named."""
+    """Return all values as parameters. `make test` runs only those in `in_test`."""
     return [each if each in in_test else pytest.param(each, marks=pytest.mark.proof) for each in values]

@@ -1,4 +1,4 @@
-"""The REST client of the demo and of the tests, where Airflow's answer is none."""
+"""The REST client of the demo and of the tests: retries, errors and logs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ UNAUDITED = {
 BROKEN = {"detail": {"reason": "Database error", "statement": "INSERT INTO dag_run (dag_id) VALUES (?)"}}
 
 
-def asked(answers: list[httpx.Response]) -> tuple[AirflowClient, list[str]]:
-    """A client that gets these answers, the last one again and again; and what it asks for."""
+def client_with_answers(answers: list[httpx.Response]) -> tuple[AirflowClient, list[str]]:
+    """Return a client that receives these answers, the last one repeatedly, and the methods of its requests."""
     client, seen = AirflowClient("http://127.0.0.1:1", "admin", "secret"), list[str]()
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -29,24 +29,26 @@ def asked(answers: list[httpx.Response]) -> tuple[AirflowClient, list[str]]:
     return client, seen
 
 
-def test_what_airflow_could_not_write_down_it_has_not_done_and_is_asked_again() -> None:
+def test_a_request_is_retried_if_airflow_could_not_audit_it() -> None:
     done = httpx.Response(200, json={"dag_run_id": "run"})
-    client, seen = asked([httpx.Response(500, json=UNAUDITED), httpx.Response(500, json=UNAUDITED), done])
+    client, seen = client_with_answers(
+        [httpx.Response(500, json=UNAUDITED), httpx.Response(500, json=UNAUDITED), done]
+    )
 
     assert client.trigger("dag") == "run"
     assert seen == ["POST"] * 3
 
 
 @pytest.mark.parametrize(("answer", "times"), [(UNAUDITED, AUDITS), (BROKEN, 1)])
-def test_any_other_error_is_one_and_so_is_one_without_end(answer: object, times: int) -> None:
-    client, seen = asked([httpx.Response(500, json=answer)])
+def test_other_errors_and_a_lasting_audit_error_are_raised(answer: object, times: int) -> None:
+    client, seen = client_with_answers([httpx.Response(500, json=answer)])
 
     with pytest.raises(AirflowError, match=r"500 .*Database error"):
         client.trigger("dag")
     assert len(seen) == times
 
 
-def test_a_log_has_the_times_of_its_messages() -> None:
+def test_a_timed_log_has_the_times_of_its_messages() -> None:
     names = ("id", "dag_id", "dag_run_id", "task_id", "map_index", "state", "pid", "hostname")
     times = ("queued_when", "start_date", "end_date", "rendered_fields")
     instance = dict.fromkeys((*names, *times)) | {"try_number": 1}
@@ -54,7 +56,9 @@ def test_a_log_has_the_times_of_its_messages() -> None:
         {"event": "::group::Log message source details"},
         {"event": "Acquired", "timestamp": "2026-11-25T07:50:24.878000Z"},
     ]
-    client, _ = asked([httpx.Response(200, json=instance), httpx.Response(200, json={"content": content})])
+    client, _ = client_with_answers(
+        [httpx.Response(200, json=instance), httpx.Response(200, json={"content": content})]
+    )
 
     assert client.timed_log("dag", "run", "task") == [
         (datetime(2026, 11, 25, 7, 50, 24, 878000, UTC), "Acquired")

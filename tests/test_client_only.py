@@ -1,4 +1,4 @@
-"""The client's wheel in an environment without Airflow, as a notebook's or a cron job's machine has it."""
+"""The client's wheel in an environment without Airflow, as for notebooks and cron jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.test_packaging import build
 pytestmark = pytest.mark.proof
 
 ROOT = Path(__file__).parents[1]
-#: Maximum number of packages that the client brings without extras.
+#: Maximum number of packages in the environment of the client without extras.
 MOST = 16
 
 
@@ -35,7 +35,7 @@ def bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pins(folder: Path) -> Path:
-    """The versions with which all is tested, without the hashes."""
+    """Write the versions that the tests use to a constraints file, without the hashes."""
     text = (ROOT / "requirements" / "dev.txt").read_text()
     file = folder / "constraints.txt"
     file.write_text("\n".join(re.findall(r"^[^\s#]+==[^\\\n]+", text, re.MULTILINE)))
@@ -44,9 +44,9 @@ def pins(folder: Path) -> Path:
 
 def run(*command: str | Path, **environment: str) -> str:
     """Run a program, and return what it prints."""
-    known = {**os.environ, **environment}
-    known.pop("PYTHONPATH", None)
-    done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=170, check=False)
+    variables = {**os.environ, **environment}
+    variables.pop("PYTHONPATH", None)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -120,7 +120,7 @@ def test_every_command_works(bin: Path) -> None:
         assert "--conn-id needs Airflow, which is not installed" in refused.stderr
 
 
-def test_editable_installations_of_both_work_together(tmp_path: Path) -> None:
+def test_editable_installations_of_both_packages_work_together(tmp_path: Path) -> None:
     uv = [sys.executable, "-m", "uv"]
     run(*uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"

@@ -1,4 +1,4 @@
-"""The demo, as ``make demo`` runs it: two whole deployments take turns, the verdict holds, nothing is left behind."""
+"""The demo, as ``make demo`` runs it: two deployments take turns, and no process and no file is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start it in a folder of its own, which also has its temporary files."""
+    """Start the demo in a folder of its own, which also contains its temporary files."""
     (folder / "tmp").mkdir()
     return subprocess.Popen(
         [sys.executable, "-m", "demo", *arguments],
@@ -30,7 +30,7 @@ def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def airflow_processes(folder: Path) -> list[str]:
-    """What runs with its AIRFLOW_HOME in the folder."""
+    """Return the command lines of processes that have their AIRFLOW_HOME in the folder."""
     processes = psutil.process_iter(["environ", "cmdline", "status"])
     return [
         " ".join(process.info["cmdline"] or [])

@@ -1,4 +1,4 @@
-"""How that ends which the tests, the demo and the benchmarks start."""
+"""The clean-up of processes and event loops that the tests, the demo and the benchmarks start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_ignored_hangup_does_not_hide_the_signal_after_it(received: list[int]
     assert received == [signal.SIGTERM]
 
 
-def test_an_event_loop_ends_the_tasks_that_its_tasks_start_when_they_are_cancelled() -> None:
+def test_an_event_loop_ends_tasks_that_cancelled_tasks_start() -> None:
     ended: list[str] = []
 
     async def run(name: str) -> None:

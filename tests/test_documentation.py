@@ -1,6 +1,4 @@
-"""The documentation is true where a machine can tell: its Python runs, its links lead somewhere, and what it lists is
-what the code has.
-"""
+"""The documentation agrees with the code: its Python runs, its links lead somewhere, and its lists are complete."""
 
 from __future__ import annotations
 
@@ -35,13 +33,13 @@ def endpoint_url() -> Iterator[str]:
 
 
 def client(endpoint_url: str) -> LockClient:
-    """A client of that DynamoDB."""
+    """Return a client of the DynamoDB at this URL."""
     aws = boto3.client("dynamodb", endpoint_url=endpoint_url, config=sdk_config())
     return LockClient(aws, table="airflow_locks")
 
 
-def test_their_python_runs(endpoint_url: str, tmp_path: Path) -> None:
-    # runbook.md is about a lock that somebody holds, and breaks it.
+def test_the_python_of_all_pages_runs(endpoint_url: str, tmp_path: Path) -> None:
+    # The code of runbook.md breaks a lock that is held.
     client(endpoint_url).try_acquire("warehouse/orders")
     pages = sorted(WITH_PYTHON, key=lambda page: page.name != "runbook.md")
     done = run_forked(
@@ -58,7 +56,7 @@ def test_their_python_runs(endpoint_url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_its_links_lead_somewhere(page: Path) -> None:
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if link.startswith("https://"):
             continue
@@ -91,11 +89,11 @@ def test_permissions_are_those_that_the_code_uses() -> None:
         and call.args
         and isinstance(call.args[0], ast.Constant)
     }
-    requested.remove("TransactWriteItems")  # AWS asks for what its parts need
+    requested.remove("TransactWriteItems")  # AWS requires the actions of its parts
     (bucket,) = (json.loads(block) for block in blocks(ROOT / "docs" / "formats.md", "json"))
     in_s3 = {action for statement in bucket["Statement"] for action in statement["Action"]}
     assert in_s3 == {"s3:GetObject", "s3:PutObject", "s3:ListBucket"}
-    requested -= {"GetObject", "PutObject", "ListObjectsV2"}  # the last is what S3 allows by ListBucket
+    requested -= {"GetObject", "PutObject", "ListObjectsV2"}  # S3 allows the last one by ListBucket
     assert listed == requested
     allowed = {
         action.removeprefix("dynamodb:")

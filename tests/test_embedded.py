@@ -1,4 +1,4 @@
-"""The embedded DynamoDB's server, without moto behind it. That locks work on it, all other tests show."""
+"""The server of the embedded DynamoDB, without moto. All other tests show that locks work on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Moto:
         raise ConnectionError
 
 
-def test_what_a_client_was_killed_while_sending_is_not_executed() -> None:
+def test_an_incomplete_request_of_a_killed_client_is_not_executed() -> None:
     moto = Moto()
     with embedded._Server(("127.0.0.1", 0), moto) as server:  # type: ignore[arg-type]
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()

@@ -1,4 +1,4 @@
-"""The DAGs in `dags/` do what they say: each loads without an AWS SDK, and runs to its end under `dag.test()`."""
+"""The DAGs in `dags/` work: each loads without an AWS SDK, and succeeds with `dag.test()`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ for dag_id, dag in sorted(bag.dags.items()):
 
 @dataclass(frozen=True)
 class Run:
-    """What became of one DAG's run.
+    """The outcome of one DAG's run.
 
     :ivar tasks: task id → state and result of each of its instances, by map index.
     """
@@ -69,11 +69,11 @@ class Run:
 
     @classmethod
     def parse(cls, state: str, tasks: Mapping[str, list[list[Any]]]) -> Self:
-        """From what `RUN` printed."""
+        """Create an outcome from the output of `RUN`."""
         return cls(state, {name: [(it[1], it[2]) for it in sorted(each)] for name, each in tasks.items()})
 
     def result(self, task_id: str) -> Any:
-        """What a task that is not mapped returned."""
+        """Return the result of a task that is not mapped."""
         ((_, result),) = self.tasks[task_id]
         return result
 
@@ -87,7 +87,7 @@ class Runs:
     folder: Path
 
     def lock(self, key: str) -> LockRecord:
-        """The lock as the run has left it."""
+        """Return the record of a lock after the runs."""
         record = self.locks.get(key)
         assert record is not None
         return record
@@ -95,7 +95,7 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """Runs all of them, one after the other in one process: starting Airflow takes longer than they do."""
+    """Run all examples in turn in one process, because Airflow takes longer to start than they take."""
     folder = tmp_path_factory.mktemp("examples")
     with MotoServer() as engine:
         locks = LockClient(engine.client(), table="airflow_locks")
@@ -113,7 +113,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 
 def airflow_environment(folder: Path) -> dict[str, str]:
-    """An Airflow of its own, and nothing of ours."""
+    """Return the environment of a new Airflow, without variables of this process."""
     return {
         "PATH": os.environ["PATH"],
         "TMPDIR": str(folder),
@@ -124,7 +124,7 @@ def airflow_environment(folder: Path) -> dict[str, str]:
 
 
 def python(*arguments: str, environment: Mapping[str, str]) -> str:
-    """Run Python in a process of its own; return what it printed."""
+    """Run Python in a new process, and return what it prints."""
     done = subprocess.run(
         [sys.executable, *arguments],
         env=dict(environment),
@@ -137,7 +137,7 @@ def python(*arguments: str, environment: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def test_all_load_without_an_aws_sdk(tmp_path: Path) -> None:
+def test_all_examples_load_without_an_aws_sdk(tmp_path: Path) -> None:
     names = [file.stem for file in FILES]
     printed = python("-c", LOAD, str(DAGS), *names, environment=airflow_environment(tmp_path))
     assert [json.loads(line) for line in printed.splitlines()[-len(names) :]] == [
@@ -145,7 +145,7 @@ def test_all_load_without_an_aws_sdk(tmp_path: Path) -> None:
     ]
 
 
-def test_every_example_runs_to_its_end(runs: Runs) -> None:
+def test_every_example_succeeds(runs: Runs) -> None:
     assert {dag_id: run.state for dag_id, run in runs.by_dag.items()} == {
         f"dynamo_{file.stem}": "success" for file in FILES
     }
@@ -174,7 +174,7 @@ def test_decorator(runs: Runs) -> None:
     assert runs.lock("reports/daily").token
 
 
-def test_sensor_takes_nothing(runs: Runs) -> None:
+def test_sensor_acquires_no_lock(runs: Runs) -> None:
     assert runs.by_dag["dynamo_lock_sensor"].tasks.keys() == {"orders_are_idle", "build_report"}
     group = runs.by_dag["dynamo_lock_group"].result("lock.acquire")
     _, mapped = runs.by_dag["dynamo_lock_mapped"].tasks["per_table.lock.acquire"][0]

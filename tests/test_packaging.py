@@ -1,5 +1,5 @@
-"""What is published: the wheel has the package and nothing else, Airflow finds it where it is installed, and importing
-it costs no more than what is used of it.
+"""The published wheels: they contain only the package, Airflow finds the installed provider, and an import loads only
+what is used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ with DAG("example"):
 
 
 def run(*command: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
-    """Run a program; return what it printed."""
+    """Run a program, and return what it prints."""
     done = subprocess.run(
         command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
     )
@@ -72,11 +72,11 @@ class Python:
     environment: Mapping[str, str]
 
     def run(self, *arguments: str) -> str:
-        """What it prints; nothing of the directory it is run in can be imported."""
+        """Run it, and return what it prints. It can import nothing from the working directory."""
         return run(self.executable, "-P", *arguments, environment=self.environment)
 
     def airflow(self, *commands: str) -> list[str]:
-        """What each of these ``airflow`` commands prints."""
+        """Return what each of these ``airflow`` commands prints."""
         main = "import sys; from airflow.__main__ import main; sys.argv = {!r}; main()"
         programs = [main.format(["airflow", *command.split()]) for command in commands]
         preload = "import airflow.cli.cli_parser"
@@ -85,7 +85,7 @@ class Python:
         return [each.stdout for each in done]
 
     def modules_after(self, code: str) -> set[str]:
-        """The top-level modules that are loaded once `code` has run."""
+        """Return the top-level modules that are loaded after `code` has run."""
         return set(json.loads(self.run("-c", MODULES_AFTER.format(code=code)).splitlines()[-1]))
 
 
@@ -115,8 +115,8 @@ def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("venv")
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     site_packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-    # The dependencies are borrowed. Not so this package: Python reads no .pth file in a folder that a .pth file names,
-    # and that is how the editable installation is found.
+    # The dependencies are borrowed from this environment. The editable installation of the package is not: it has a
+    # .pth file, and Python reads no .pth file in a folder that a .pth file names.
     (site_packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     environment = {
         "PATH": os.environ["PATH"],
@@ -132,7 +132,7 @@ def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> P
     return python
 
 
-def test_the_wheels_have_the_package_between_them_and_nothing_else(wheels: list[Path]) -> None:
+def test_the_wheels_together_contain_exactly_the_package(wheels: list[Path]) -> None:
     client, provider = (names(wheel) for wheel in wheels)
     source = {
         str(file.relative_to(ROOT)) for file in PACKAGE.rglob("*") if file.is_file() and file.suffix != ".pyc"
@@ -143,7 +143,7 @@ def test_the_wheels_have_the_package_between_them_and_nothing_else(wheels: list[
     assert "airflow_dynamo_lock/py.typed" in client
 
 
-def test_the_wheels_say_what_they_are(wheels: list[Path]) -> None:
+def test_the_wheels_have_the_right_metadata(wheels: list[Path]) -> None:
     client, provider = (metadata(wheel) for wheel in wheels)
     assert [client["Name"], provider["Name"]] == ["airflow-dynamo-lock-client", "airflow-dynamo-lock"]
     for head in (client, provider):
@@ -157,19 +157,19 @@ def test_the_wheels_say_what_they_are(wheels: list[Path]) -> None:
 
 
 def names(wheel: Path) -> set[str]:
-    """The files of a wheel, without those about it."""
+    """Return the files of a wheel, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
 def metadata(wheel: Path) -> Message:
-    """What a wheel says of itself."""
+    """Return the metadata of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return Parser().parsestr(archive.read(name).decode())
 
 
-def test_airflow_finds_what_the_provider_has(installed: Python) -> None:
+def test_airflow_finds_the_parts_of_the_provider(installed: Python) -> None:
     providers, hooks, plugins, configuration = installed.airflow(
         "providers list --output json",
         "providers hooks --output json",
@@ -192,7 +192,7 @@ def test_airflow_finds_what_the_provider_has(installed: Python) -> None:
 
 
 def last_line(printed: str) -> Any:
-    """The JSON there. Airflow may log before it."""
+    """Return the JSON in the last line. Airflow may log before it."""
     return json.loads(printed.splitlines()[-1])
 
 
@@ -235,7 +235,7 @@ def test_public_names_resolve(name: str) -> None:
     assert getattr(airflow_dynamo_lock, name).__name__ == name
 
 
-def test_unknown_names_do_not() -> None:
+def test_unknown_names_do_not_resolve() -> None:
     with pytest.raises(AttributeError, match=r"airflow_dynamo_lock.*LockClint"):
         airflow_dynamo_lock.LockClint  # noqa: B018 - the typing error is what is tested
 
@@ -251,7 +251,7 @@ def test_airflow_hides_the_option_that_may_contain_the_password_of_a_proxy() -> 
     assert hidden == {"botocore_config"}
 
 
-def test_provider_info_names_what_exists() -> None:
+def test_provider_info_names_existing_modules_and_classes() -> None:
     info = get_provider_info()
     for kind in ("operators", "sensors", "hooks", "triggers"):
         for each in info[kind]:

@@ -23,7 +23,7 @@ CLASSES = {
 
 
 def functions(public: Any) -> Iterator[Any]:
-    """A public function; or the functions of a class's public methods and properties."""
+    """Yield a public function, or the functions of a class's public methods and properties."""
     members = [public]
     if inspect.isclass(public):
         members = [each for name, each in inspect.getmembers(public) if not name.startswith("_")]
@@ -35,7 +35,7 @@ def functions(public: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_what_is_returned_is_exported(name: str) -> None:
+def test_returned_classes_are_exported(name: str) -> None:
     for function in functions(PUBLIC[name]):
         returned = getattr(function, "__annotations__", {}).get("return", "")
         assert set(re.findall(r"\w+", str(returned))) & CLASSES <= PUBLIC.keys(), function.__qualname__

@@ -1,5 +1,5 @@
-"""The documentation as a site: it builds without a warning, which a broken link or anchor would be, its pages load
-nothing from another host, and the reference lists all that is public.
+"""The documentation as a site: it builds without warnings, such as those about broken links, its pages load nothing
+from another host, and the reference lists all public names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def test_the_site_builds() -> None:
     assert [page.name for page in pages if FOREIGN.search(page.read_text())] == []
 
 
-def test_the_reference_lists_all_that_is_public() -> None:
+def test_the_reference_lists_all_public_names() -> None:
     text = (ROOT / "docs" / "reference.md").read_text()
     listed = re.findall(r"^::: airflow_dynamo_lock\.(\w+)$", text, re.MULTILINE)
     assert sorted(listed) == airflow_dynamo_lock.__all__

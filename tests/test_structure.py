@@ -38,7 +38,7 @@ MAX_FILE, MAX_CLASS = 450, 300
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Each module's dotted name below the package, with its syntax tree."""
+    """Yield the dotted name of each module below the package, with its syntax tree."""
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -47,7 +47,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def imports(tree: ast.Module, known: set[str]) -> Iterator[str]:
-    """The package's modules that a module imports, wherever in it the import stands."""
+    """Yield the modules of the package that a module imports, also inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("airflow_dynamo_lock."):
             module = (node.module or "").removeprefix("airflow_dynamo_lock.")
@@ -57,7 +57,7 @@ def imports(tree: ast.Module, known: set[str]) -> Iterator[str]:
 
 
 def graph() -> Mapping[str, set[str]]:
-    """Module → the modules that it imports."""
+    """Return for each module the modules that it imports."""
     trees = dict(modules())
     return {name: set(imports(tree, set(trees))) - {name} for name, tree in trees.items()}
 
@@ -100,11 +100,11 @@ def test_files_and_classes_are_short_enough_to_read(path: Path) -> None:
 
 
 def below(arrows: Mapping[str, set[str]], start: str) -> set[str]:
-    """All that can be reached from `start` by one arrow or more."""
+    """Return all rooms that can be reached from `start` by one arrow or more."""
     return {end for other in arrows[start] for end in {other} | below(arrows, other)}
 
 
-def test_the_drawing_of_the_rooms_is_right() -> None:
+def test_the_drawing_of_the_rooms_is_correct() -> None:
     arrows: dict[str, set[str]] = {room: set() for room in ROOMS}
     for module, others in graph().items():
         for other in others:

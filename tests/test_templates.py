@@ -46,7 +46,7 @@ def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = 
 
 
 def program(name: str) -> Path:
-    """A program of a package in ``requirements/dev.txt``."""
+    """Return the path of a program of a package in ``requirements/dev.txt``."""
     return Path(sysconfig.get_path("scripts")) / name
 
 
@@ -71,7 +71,7 @@ class Declared:
 
 
 def statements(policy: Mapping[str, Any]) -> list[Any]:
-    """An IAM policy in a form that can be compared: lists, sorted actions."""
+    """Return an IAM policy in a form that can be compared: lists, sorted actions."""
     assert policy["Version"] == "2012-10-17"
     return [
         {name: [value] if isinstance(value, str) else sorted(value) for name, value in statement.items()}
@@ -368,7 +368,7 @@ def test_page_quotes_the_templates_as_they_are() -> None:
 
 
 def lock_table(environment: Mapping[str, Any]) -> str:
-    """The lock table of a deployment with these environment variables. Misspelled ones are refused."""
+    """Return the lock table of a deployment with these environment variables. Misspelled ones are an error."""
     prefix = "AIRFLOW__DYNAMO_LOCK__"
     given = {
         name.removeprefix(prefix).lower(): value

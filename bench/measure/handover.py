@@ -54,10 +54,10 @@ def two(contestant: Contestant, endpoint_url: str, rounds: int = ROUNDS) -> dict
         holder.do("acquire", key=key)
         meter.take()
         for _ in range(rounds):
-            waiter.tell("acquire", key=key)
+            waiter.send("acquire", key=key)
             time.sleep(1 + phase.random() * POLL)
             released, _ = holder.do("release", key=key)
-            _, granted = waiter.hear()
+            _, granted = waiter.receive()
             took.append(granted - released)
             holder, waiter = waiter, holder
         return _summary(took, meter)
@@ -77,10 +77,10 @@ def _fifty(contestant: Contestant, endpoint_url: str) -> dict[str, Any]:
             key = f"fifty {chain}, {contestant.name}"
             first.do("acquire", key=key)
             for team in teams:
-                team.tell("turns", key=key, members=MEMBERS, hold=HOLD)
+                team.send("turns", key=key, members=MEMBERS, hold=HOLD)
             time.sleep(10.0)  # until all of them wait
             released, _ = first.do("release", key=key)
-            turns = sorted(turn for team in teams for turn in team.hear())
+            turns = sorted(turn for team in teams for turn in team.receive())
             ends = [released, *(releasing for _, releasing, _ in turns)]
             took += [granted - end for end, (granted, _, _) in zip(ends, turns, strict=False)]
             overlaps = [later for earlier, later in pairwise(turns) if later[0] < earlier[1]]

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from bench.adapters.worker import Settings
-from bench.contestants import OURS, OURS_BEATING, RIVALS, Contestant
+from bench.contestants import OURS, OURS_WITH_HEARTBEATS, RIVALS, Contestant
 from bench.measure.parallel import at_once
 from bench.measure.spread import spread
 from bench.meter import Meter
@@ -54,7 +54,7 @@ def _recover(contestant: Contestant, age: str, number: int, endpoint_url: str) -
         meter = stack.enter_context(Meter(endpoint_url))
         newcomer = stack.enter_context(contestant.worker(meter.endpoint_url, settings))
         newcomer.do("prepare", key=key)
-        with_heartbeats = OURS_BEATING if contestant is OURS else contestant
+        with_heartbeats = OURS_WITH_HEARTBEATS if contestant is OURS else contestant
         holder = stack.enter_context(with_heartbeats.worker(endpoint_url, settings))
         holder.do("acquire", key=key)
         time.sleep(3.0)

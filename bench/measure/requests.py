@@ -13,8 +13,8 @@ from bench.contestants import (
     DYNDBMUTEX,
     FLOOR,
     OURS,
-    OURS_BEATING,
     OURS_UNFAIR,
+    OURS_WITH_HEARTBEATS,
     PYTHON_DYNAMODB_LOCK,
     RIVALS,
     Contestant,
@@ -22,7 +22,7 @@ from bench.contestants import (
 from bench.measure.parallel import at_once
 from bench.meter import Meter, Usage
 
-CONTESTANTS = (FLOOR, OURS, OURS_BEATING, *RIVALS)
+CONTESTANTS = (FLOOR, OURS, OURS_WITH_HEARTBEATS, *RIVALS)
 CYCLES = 50
 MINUTE = 60.0
 # Seconds from the acquire to the measured minute. No heartbeat is due then, so each minute has as many of them.
@@ -54,8 +54,10 @@ class _Case:
 
 # dyndbmutex and awsflock send nothing while they hold a lock, because they have no automatic heartbeats.
 HOLDING = [
-    _Case(OURS_BEATING, "default: lease 30 s, heartbeat 5 s", Settings()),
-    _Case(OURS_BEATING, "as in the Airflow group: lease 120 s, heartbeat 10 s", Settings(120.0, 10.0)),
+    _Case(OURS_WITH_HEARTBEATS, "default: lease 30 s, heartbeat 5 s", Settings()),
+    _Case(
+        OURS_WITH_HEARTBEATS, "as in the Airflow group: lease 120 s, heartbeat 10 s", Settings(120.0, 10.0)
+    ),
     _Case(PYTHON_DYNAMODB_LOCK, "default: lease 30 s, heartbeat 5 s", Settings()),
     _Case(PYTHON_DYNAMODB_LOCK, "lease 120 s, heartbeat 10 s", Settings(120.0, 10.0)),
     _Case(DYNDBMUTEX, "has no heartbeat: the lease must outlast the work", Settings(600.0)),
@@ -108,7 +110,7 @@ def _waiting(case: _Case, endpoint_url: str) -> dict[str, Any]:
         meter = stack.enter_context(Meter(endpoint_url))
         waiter = stack.enter_context(case.contestant.worker(meter.endpoint_url, case.settings))
         waiter.do("prepare", key=case.key)
-        waiter.tell("acquire", key=case.key)
+        waiter.send("acquire", key=case.key)
         time.sleep(WAITED)
         return case.named(meter.over(MINUTE))
 
@@ -122,9 +124,9 @@ def _queued_waiter(endpoint_url: str) -> dict[str, Any]:
         meter = stack.enter_context(Meter(endpoint_url))
         waiter = stack.enter_context(OURS.worker(meter.endpoint_url))
         waiter.do("prepare", key=key)
-        waiter.tell("acquire", key=key)
+        waiter.send("acquire", key=key)
         time.sleep(SETTLED)
         before_release = meter.take().per(1)
         holder.do("release", key=key)
-        waiter.hear()
+        waiter.receive()
         return {"before_release": before_release, "after_release": meter.take().per(1)}

@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 
-from bench.contestants import AWSFLOCK_COMMANDS, FLOOR, OURS, OURS_BEATING, RIVALS, Worker
+from bench.contestants import AWSFLOCK_COMMANDS, FLOOR, OURS, OURS_WITH_HEARTBEATS, RIVALS, Worker
 from bench.measure.spread import percentile, spread
 from deployments.engines import Engine
 
-CONTESTANTS = (FLOOR, OURS, OURS_BEATING, *RIVALS)
+CONTESTANTS = (FLOOR, OURS, OURS_WITH_HEARTBEATS, *RIVALS)
 #: Number of workers → number of rounds, and seconds of each round.
 ROUNDS: Mapping[int, tuple[int, float]] = {1: (15, 2.0), 16: (9, 3.0)}
 #: Number of workers → cycles of each worker before the first round.
@@ -113,8 +113,8 @@ def _commands(engine: Engine) -> dict[str, Any]:
 def _run_together(team: Sequence[Worker], name: str, **limit: Any) -> list[dict[str, Any]]:
     """Let all workers run cycles at the same time. `limit` is ``seconds`` or ``count``. Returns their answers."""
     for number, worker in enumerate(team):
-        worker.tell("cycles", key=_key(name, number), **limit)
-    return [worker.hear() for worker in team]
+        worker.send("cycles", key=_key(name, number), **limit)
+    return [worker.receive() for worker in team]
 
 
 def _key(name: str, number: int) -> str:

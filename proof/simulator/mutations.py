@@ -270,7 +270,7 @@ MUTATIONS = {
         "R3: an observation ends when its last request was sent, not when the answer arrived",
         _edited(Observer.see, ("(reply.sent_at - sighting.since)", "(reply.received_at - sighting.since)")),
         test="tests/core/test_liveness.py"
-        "::test_silence_counts_from_when_the_first_answer_arrived_to_when_the_last_question_was_sent",
+        "::test_an_observation_lasts_from_the_first_answer_to_the_last_request",
     ),
     "no-skew": Mutation(
         "R3: a proof of death by server time allows for `max_clock_skew`",
@@ -298,8 +298,7 @@ MUTATIONS = {
     "late-heartbeat": Mutation(
         "R3: a heartbeat that arrives late does not replace a newer stamp",
         _rewritten("renew", (r" AND #holders\.#me\.#renewed_at <= :no_newer", "")),
-        test="tests/core/test_late_arrivals.py"
-        "::test_a_sign_of_life_that_newer_ones_have_overtaken_changes_nothing",
+        test="tests/core/test_late_arrivals.py::test_a_renewal_that_arrives_after_newer_ones_changes_nothing",
     ),
     "late-acquire": Mutation(
         "R5: an acquire that arrives after its lease was released does not retake the lock",
@@ -337,7 +336,7 @@ MUTATIONS = {
     "heartbeat-task-renews-draining": Mutation(
         "R8: the heartbeat task does not renew a draining lease",
         _edited(NativeFormat.renew, ("condition = _NOT_DRAINING + (", 'condition = "" + (')),
-        test="tests/core/test_renew.py::test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it",
+        test="tests/core/test_renew.py::test_a_heartbeat_task_does_not_renew_a_draining_lease_and_stops",
     ),
     "dead-unseen-by-poller": Mutation(
         "R11: the poller wakes waiters for the slots of dead holders",
@@ -373,7 +372,7 @@ MUTATIONS = {
         "queue: a grant that passes over waiters requires that no slot was granted since the lock was read",
         _patched(view, "_while_unused", lambda head_update, record: head_update),
         test="tests/core/test_unused.py"
-        "::test_a_late_write_passes_over_nobody_if_the_lock_was_granted_meanwhile",
+        "::test_a_late_write_passes_over_no_waiter_if_the_lock_was_granted_meanwhile",
     ),
     "set-passed-over": Mutation(
         "queue: waiters do not pass over one that waits for another lock too",
@@ -416,7 +415,7 @@ MUTATIONS = {
         _edited(
             NativeFormat.reclaim, ("#capacity = :capacity AND #available >= :need", "#capacity = :capacity")
         ),
-        test="tests/core/test_conditions.py::test_a_write_is_refused_if_this_has_changed",
+        test="tests/core/test_conditions.py::test_a_write_is_refused_if_the_lock_has_changed",
     ),
     "clock-stops-during-suspend": Mutation(
         "R4: a lease counts on a clock that includes suspended time",
@@ -481,7 +480,7 @@ MUTATIONS = {
     "undo-of-one": Mutation(
         "R5: the undo of a set releases all of its locks",
         _edited(Attempting.undo, ("for each in claims]", "for each in claims[:1]]")),
-        test="tests/core/test_sets.py::test_a_caller_that_gives_up_undoes_what_may_have_been_taken",
+        test="tests/core/test_sets.py::test_a_failed_acquire_of_unknown_fate_is_undone",
     ),
     "unconfirmed-grant-stays": Mutation(
         "R5: an attempt that fails after its write was applied releases the lease",
@@ -492,7 +491,7 @@ MUTATIONS = {
         "R7: an attempt after an undo has a new lease id",
         _edited(acquire.Acquiring.acquire_all, ("if outcome.undone:", "if False:")),
         test="tests/core/test_sets.py"
-        "::test_a_late_undo_of_a_set_does_not_release_what_its_next_attempt_was_granted",
+        "::test_a_late_undo_of_a_set_does_not_release_the_grants_of_the_next_attempt",
     ),
     "reentrant-after-the-end": Mutation(
         "reentrant: an acquire returns no lease that has run out",
@@ -536,12 +535,12 @@ MUTATIONS = {
     "dead-never-discarded": Mutation(
         "queue: the items of dead waiters are deleted",
         _edited(WaitQueue.discard, ("in places", "in ()")),
-        test="tests/core/test_queue.py::test_the_entries_of_the_dead_are_removed_by_those_who_see_them",
+        test="tests/core/test_queue.py::test_items_of_dead_waiters_are_removed_by_a_process_that_reads_them",
     ),
     "tickets-from-one": Mutation(
         "queue: the first ticket starts from the time",
         _edited(position.next_ticket, ("else stamp.best_ms", "else 0")),
-        test="tests/core/test_proof.py::test_the_first_number_in_a_queue_is_the_time",
+        test="tests/core/test_proof.py::test_the_first_ticket_of_a_queue_is_the_time",
     ),
     "position-handed-over-blindly": Mutation(
         "queue: only the process that waits at a position hands it over",
@@ -549,7 +548,7 @@ MUTATIONS = {
             NativeFormat.hand_over_entry,
             ('"#process = :process",', '"attribute_exists(#key) OR attribute_not_exists(#key)",'),
         ),
-        test="tests/core/test_proof.py::test_a_place_is_handed_on_only_by_the_process_that_stands_in_it",
+        test="tests/core/test_proof.py::test_a_waiter_item_is_handed_over_only_by_its_own_process",
     ),
     "waits-behind-itself": Mutation(
         "queue: a later attempt does not wait behind an earlier one at the same work",
@@ -563,31 +562,29 @@ MUTATIONS = {
             _edited(NativeFormat.take_exact_ticket, ('":state": UNVERIFIED', '":state": VERIFIED')),
         ),
         test="tests/core/test_proof.py"
-        "::test_a_token_from_an_old_estimate_in_set_capacity_is_put_right_by_the_next_grant",
+        "::test_a_token_from_an_old_estimate_in_set_capacity_is_corrected_by_the_next_grant",
     ),
     "presence-expires": Mutation(
         "queue: a process with waiters renews its presence before that expires",
         _patched(presence, "_PRESENCE_INTERVAL", 20.0),
         test="tests/core/test_details.py"
-        "::test_a_process_renews_its_own_lease_with_one_request_and_releases_it_in_the_end",
+        "::test_a_process_renews_its_presence_with_one_request_and_releases_it_at_the_end",
     ),
     "first-heartbeat-without-time": Mutation(
         "R3: a process learns server time before its first heartbeat",
         _edited(Stamp.is_fresh, ("self.answered and", "")),
         test="tests/core/test_late_arrivals.py"
-        "::test_a_first_write_that_arrives_twice_does_not_bring_its_version_back",
+        "::test_a_first_write_that_arrives_twice_does_not_restore_its_version",
     ),
     "cut-off-answer-of-a-stream": Mutation(
         "R11: an answer of the stream that may be cut off does not confirm that all changes are known",
         _patched(stream, "_may_be_cut_off", lambda records: False),
-        test="tests/core/test_streams.py"
-        "::test_after_an_answer_that_may_be_cut_off_it_has_not_heard_of_all_changes",
+        test="tests/core/test_streams.py::test_after_an_answer_that_may_be_cut_off_not_all_changes_are_known",
     ),
     "restarted-stream-trusted": Mutation(
         "R11: after a restart of the stream's reader, all keys are read",
         _edited(StreamReader._open, ("self.poller.changed()", "pass")),
-        test="tests/core/test_streams.py"
-        "::test_after_a_split_the_children_are_read_and_what_may_have_changed_in_between",
+        test="tests/core/test_streams.py::test_after_a_split_the_children_and_all_keys_are_read",
     ),
     "children-of-a-shard-missing": Mutation(
         "R11: a stream's shards are not read before the children of each closed one are listed",
@@ -595,18 +592,17 @@ MUTATIONS = {
             StreamReader._open,
             ('any(_is_closed(shard) and shard["ShardId"] not in parents for shard in shards)', "False"),
         ),
-        test="tests/core/test_streams.py::test_a_closed_shard_whose_children_are_not_shown_yet_is_waited_for",
+        test="tests/core/test_streams.py::test_the_reader_waits_until_the_children_of_a_closed_shard_appear",
     ),
     "replaced-stream-read": Mutation(
         "R11: the stream's reader checks once a minute that the stream is the table's",
         _edited(StreamReader._catch_up, ("now - self._checked_at > _CHECK", "self._arn is None")),
-        test="tests/core/test_streams.py"
-        "::test_a_stream_that_is_disabled_while_it_can_still_be_read_is_noticed",
+        test="tests/core/test_streams.py::test_a_disabled_stream_that_can_still_be_read_is_detected",
     ),
     "changed-key-read-stale": Mutation(
         "R11: the read of a changed key is consistent",
         _edited(Poller._next, ("return changed & watched, True", "return changed & watched, False")),
-        test="tests/core/test_streams.py::test_what_changed_is_read_at_once_and_consistently_and_nothing_else",
+        test="tests/core/test_streams.py::test_only_a_changed_lock_is_read_at_once_and_consistently",
     ),
     "free-slots-forgotten": Mutation(
         "R11: beside a stream, a lock that was seen to be free is read again after one interval",
@@ -617,7 +613,7 @@ MUTATIONS = {
         "R11: beside a stream, a lock is read again when a silent holder would be dead",
         _edited(Poller._notify, ("min(soon, self.observer.next_death(record, reply))", "soon")),
         test="tests/core/test_streams.py"
-        "::test_a_dead_holder_is_noticed_when_its_lease_has_run_out_and_not_at_the_next_poll",
+        "::test_a_dead_holder_is_detected_when_its_lease_ends_and_not_at_the_next_poll",
     ),
     # -- one for each condition and comparison in the core that no other test covered -----------------------
     "first-seen-when-asked": Mutation(
@@ -627,7 +623,7 @@ MUTATIONS = {
             ("_Sighting(holder.version, reply.received_at,", "_Sighting(holder.version, reply.sent_at,"),
         ),
         test="tests/core/test_liveness.py"
-        "::test_silence_counts_from_when_the_first_answer_arrived_to_when_the_last_question_was_sent",
+        "::test_an_observation_lasts_from_the_first_answer_to_the_last_request",
     ),
     "slots-of-another-capacity": Mutation(
         "R1: an acquire of free slots requires the claimed capacity",
@@ -645,13 +641,12 @@ MUTATIONS = {
             NativeFormat.reclaim,
             ('[*conditions, "attribute_not_exists(#holders.#me)"]', "conditions"),
         ),
-        test="tests/core/test_proof.py::test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused",
+        test="tests/core/test_proof.py::test_a_reclaim_by_a_claim_that_was_granted_meanwhile_is_refused",
     ),
     "reclaim-all-but-one": Mutation(
         "R1: a reclaim resets the counters only if all holders are dead",
         _edited(NativeFormat.reclaim, ("size(#holders) = :holders AND ", "")),
-        test="tests/core/test_acquire.py"
-        "::test_one_who_joins_while_all_the_dead_are_being_reclaimed_keeps_his_slot",
+        test="tests/core/test_acquire.py::test_a_holder_that_joins_during_a_reclaim_of_all_keeps_its_slot",
     ),
     "reacquire-under-the-same-token": Mutation(
         "R10: an acquire that finds its own lease takes a new token",
@@ -661,7 +656,7 @@ MUTATIONS = {
     "token-corrected-over-another": Mutation(
         "R10: a token is corrected only if no other one was granted since",
         _edited(NativeFormat.correct_grant, ('" AND #token = :seen_token"', '""')),
-        test="tests/core/test_proof.py::test_a_token_is_not_put_right_over_one_that_was_granted_since",
+        test="tests/core/test_proof.py::test_a_token_correction_does_not_overwrite_a_later_grant",
     ),
     "enter-while-draining": Mutation(
         "R8: no process enters a draining lease",
@@ -672,7 +667,7 @@ MUTATIONS = {
                 '#processes.#process = :now"\n            condition = ""',
             ),
         ),
-        test="tests/core/test_renew.py::test_nobody_enters_an_ending_lease",
+        test="tests/core/test_renew.py::test_no_process_enters_a_draining_lease",
     ),
     "released-too-early": Mutation(
         "`min_hold`: a release before `hold_until` is refused",
@@ -704,7 +699,7 @@ MUTATIONS = {
         _edited(
             NativeFormat.lower_head, (" AND (attribute_not_exists(#queue_head) OR #queue_head > :place)", "")
         ),
-        test="tests/core/test_proof.py::test_to_lower_the_head_of_a_queue_never_raises_it",
+        test="tests/core/test_proof.py::test_lowering_the_head_of_a_queue_never_advances_it",
     ),
     "head-unseen-by-grant": Mutation(
         "queue: a waiter's grant requires that the head is not before the one it has read",
@@ -715,7 +710,7 @@ MUTATIONS = {
                 '"attribute_exists(#key)"',
             ),
         ),
-        test="tests/core/test_details.py::test_what_a_write_that_takes_the_lock_says_of_the_queue",
+        test="tests/core/test_details.py::test_a_grant_checks_and_updates_the_queue_head",
     ),
     "lease-made-shorter": Mutation(
         "R4: a renewal never makes a lease shorter",
@@ -728,13 +723,12 @@ MUTATIONS = {
     "old-stamp-kept": Mutation(
         "R3: a heartbeat without server time removes the old stamp",
         _edited(NativeFormat._renewal, ('[] if stamped else ["#holders.#me.#renewed_at"]', "[]")),
-        test="tests/core/test_renew.py"
-        "::test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_the_one_before",
+        test="tests/core/test_renew.py::test_a_heartbeat_without_server_time_removes_the_previous_stamp",
     ),
     "unconfirmed-is-verified": Mutation(
         "R10: an undo does not verify the token base",
         _edited(NativeFormat.release, ("if confirmed and stamp", "if stamp")),
-        test="tests/core/test_clocks.py::test_an_undo_vouches_for_nothing",
+        test="tests/core/test_clocks.py::test_an_undo_does_not_verify_the_token_base",
     ),
     "first-stamp-may-be-old": Mutation(
         "R3: a grant whose stamp is more than 2 s behind server time is corrected",
@@ -742,7 +736,7 @@ MUTATIONS = {
             Confirming.granted,
             ("_close(reply, holder.renewed_at_ms)", "True"),
         ),
-        test="tests/core/test_clocks.py::test_a_machine_that_was_paused_does_not_write_a_stamp_from_before",
+        test="tests/core/test_clocks.py::test_a_machine_that_was_suspended_writes_no_outdated_stamp",
     ),
     "lost-lease-revived": Mutation(
         "R4: a lost lease stays lost",
@@ -752,7 +746,7 @@ MUTATIONS = {
     "earlier-attempt-wins": Mutation(
         "R8: only a later attempt ends the lease of another one",
         _edited(Claim.supersedes, ("holder.lease_id < self.lease_id", "True")),
-        test="tests/core/test_acquire.py::test_an_earlier_attempt_that_comes_late_leaves_the_later_alone",
+        test="tests/core/test_acquire.py::test_a_late_earlier_attempt_does_not_end_the_later_one",
     ),
     "wakes-late": Mutation(
         "R4: a holder is notified when its lease has run out",
@@ -764,7 +758,7 @@ MUTATIONS = {
         _edited(
             Releasing.leave, ("if release or (holder.draining and not holder.processes):", "if release:")
         ),
-        test="tests/core/test_release.py::test_the_last_one_to_leave_an_abandoned_lease_releases_it",
+        test="tests/core/test_release.py::test_the_last_process_to_leave_a_draining_lease_releases_it",
     ),
     "released-over-others": Mutation(
         "R8: a process that releases as it leaves is the only one inside",
@@ -774,19 +768,17 @@ MUTATIONS = {
             " AND attribute_exists(#holders.#me.#processes.#process)",
         ),
         test="tests/core/test_release.py"
-        "::test_a_process_that_leaves_to_release_while_another_is_inside_drains_the_lease",
+        "::test_a_leave_that_would_release_drains_while_another_process_is_inside",
     ),
     "released-by-an-outsider": Mutation(
         "R8: a process that releases as it leaves is inside",
         _patched(lease_writes, "_ONLY_ME_INSIDE", " AND size(#holders.#me.#processes) = :one"),
-        test="tests/core/test_release.py"
-        "::test_a_process_that_is_not_inside_does_not_release_over_one_that_is",
+        test="tests/core/test_release.py::test_a_process_that_is_not_inside_drains_if_another_is",
     ),
     "counts-on-what-it-releases": Mutation(
         "R4: a process that releases as it leaves does not count on the lease from before the write is sent",
         _edited(ClientCore.leave, ("if release and lease.term is not None:", "if False:")),
-        test="tests/core/test_edges.py"
-        "::test_a_lease_counts_no_more_from_before_the_leave_that_releases_it_is_sent",
+        test="tests/core/test_edges.py::test_a_lease_is_lost_before_a_leave_that_releases_it_is_sent",
     ),
     "leave-ignores-min-hold": Mutation(
         "`min_hold`: a process that releases as it leaves keeps the slots for it",
@@ -801,12 +793,12 @@ MUTATIONS = {
         "R4: a wait counts from before its length was computed",
         _edited(clock.pieces, ("monotonic() if since is None else since", "monotonic()")),
         test="tests/client/test_suspend.py"
-        "::test_a_coroutine_that_is_stopped_between_two_steps_learns_of_its_loss_within_a_second",
+        "::test_a_coroutine_that_is_stopped_between_two_steps_detects_its_loss_within_a_second",
     ),
     "dead-cleared-unseen": Mutation(
         "R3: a write that only removes dead holders requires their versions",
         _edited(NativeFormat.remove_dead, ('" AND ".join(_unchanged(dead))', '"attribute_exists(#key)"')),
-        test="tests/core/test_edges.py::test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock",
+        test="tests/core/test_edges.py::test_a_heartbeat_while_other_holders_are_removed_keeps_the_lock",
     ),
     "held-by-host-clock": Mutation(
         "`min_hold`: a process without an answer does not compare `hold_until` with its host's clock",
@@ -817,7 +809,7 @@ MUTATIONS = {
         "queue: a grant does not move the head past a waiter that was queued after the read",
         _edited(view.head_update_of, ("class_of(head) > class_of(record.queue_head)", "False")),
         seed=2074,
-        test="tests/core/test_edges.py::test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come",
+        test="tests/core/test_edges.py::test_a_grant_does_not_advance_the_head_past_a_new_waiter",
     ),
     "outdated-server-time": Mutation(
         "R3: a process whose last answer is older than the lease asks for server time before it writes",
@@ -826,7 +818,7 @@ MUTATIONS = {
             ("(self.server_ms is None or self.age * 1000 <= most_ms)", "True"),
         ),
         test="tests/core/test_edges.py"
-        "::test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_the_holder_lives",
+        "::test_a_process_suspended_for_a_week_reads_server_time_before_it_writes",
     ),
     "expired-grant-returned": Mutation(
         "R4: `acquire` returns no lease that has run out",
@@ -842,7 +834,7 @@ MUTATIONS = {
     "held-by-two-threads": Mutation(
         "reentrant: an acquire returns no lease that another thread is releasing",
         _edited(ReentrantLeases.again, ("with self._lock:", "if True:")),
-        test="tests/core/test_edges.py::test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back",
+        test="tests/core/test_edges.py::test_a_reentrant_lease_is_not_returned_while_another_thread_releases_it",
     ),
     "thread-sleeps-in-one-piece": Mutation(
         "R4: a thread that waits for its next heartbeat notices a suspend",
@@ -852,12 +844,12 @@ MUTATIONS = {
     "request-waits-in-one-piece": Mutation(
         "R4: a thread that waits for an answer notices a suspend",
         _edited(ThreadRuntime._send, ("in pieces(request.within, since):", "in [request.within]:")),
-        test="tests/client/test_suspend.py::test_a_holder_that_waits_for_the_answer_to_a_heartbeat_learns_of_its_loss_within_a_second_of_waking",
+        test="tests/client/test_suspend.py::test_a_holder_that_waits_for_an_answer_detects_its_loss_within_a_second_of_waking",
     ),
     "queue-maintenance-not-restarted": Mutation(
         "queue: a process that queues again maintains its positions again",
         _edited(_QueueMaintainer._maintain, ("self._thread = None", "pass")),
-        test="tests/client/test_waiting.py::test_a_process_that_queues_again_shows_again_that_it_lives",
+        test="tests/client/test_waiting.py::test_a_process_that_queues_again_starts_its_maintenance_again",
     ),
     "interrupted-acquire-stays": Mutation(
         "cancellation: an interrupted acquire leaves no lease and no waiter item",
@@ -928,7 +920,7 @@ MUTATIONS = {
         "server time: a slow answer moves the estimate no further ahead than clocks may drift",
         _edited(ServerClock.note, ("min(latest_ms, self._ahead_ms + drift_ms)", "latest_ms")),
         test="tests/core/test_clocks.py"
-        "::test_a_process_that_was_stopped_before_it_sent_a_request_does_not_move_the_estimate_ahead",
+        "::test_a_pause_before_a_request_is_sent_does_not_move_the_estimate_ahead",
     ),
     "removed-waiter-granted": Mutation(
         "R15: a grant requires that no person has removed the claim",
@@ -948,7 +940,7 @@ MUTATIONS = {
     "removed-waiter-sleeps": Mutation(
         "R15: the poller wakes a waiter that was removed",
         _edited(Poller._notify, ("if waiter.wants.lease_id in record.removals:", "if False:")),
-        test="tests/core/test_poller.py::test_a_waiter_that_was_removed_is_woken_although_the_lock_is_taken",
+        test="tests/core/test_poller.py::test_a_removed_waiter_is_woken_although_the_lock_is_held",
     ),
     "cancelled-waiter-stays": Mutation(
         "queue: a waiter that is cancelled leaves the queue before it ends",
@@ -956,7 +948,7 @@ MUTATIONS = {
             acquire.Acquiring.acquire_all,
             ("not isinstance(failure, (Exception, GeneratorExit))", "isinstance(failure, KeyboardInterrupt)"),
         ),
-        test="tests/core/test_queue.py::test_a_waiter_that_is_interrupted_leaves_the_queue_before_it_ends",
+        test="tests/core/test_queue.py::test_an_interrupted_waiter_leaves_the_queue_before_it_ends",
     ),
     "newer-version-overwritten": Mutation(
         "R13: a record of a newer format version is not written to",
@@ -971,7 +963,7 @@ MUTATIONS = {
     "nothing-left-for-others": Mutation(
         "queue: a grant beside living waiters leaves enough slots for those ahead",
         _edited(NativeFormat.acquire_slots, ("claim.slots + reserved", "claim.slots")),
-        test="tests/core/test_proof.py::test_a_claim_leaves_slots_for_those_before_it_in_the_queue",
+        test="tests/core/test_proof.py::test_a_claim_leaves_slots_for_the_waiters_ahead_of_it",
     ),
 }
 

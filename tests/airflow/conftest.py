@@ -1,4 +1,4 @@
-"""Fixtures: one Airflow deployment for all these tests, two for each file that needs them, and a lock for each test."""
+"""Fixtures: one Airflow deployment for all these tests, two for each file that needs them, and a key for each test."""
 
 from __future__ import annotations
 

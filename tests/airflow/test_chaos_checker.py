@@ -1,4 +1,4 @@
-"""The checks of `proof.airflow.chaos` find each violation in made-up ledgers, and only violations."""
+"""The checks of `proof.airflow.chaos` find all violations in constructed ledgers, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def process(
     lines = []
     for number in range(round((last - first) / 0.05) + 1):
         at = round(first + 0.05 * number, 2)
-        who = {"deployment": "north", "dag_id": "guarded", "run_id": f"run of {lease_id}", "task_id": "work"}
+        run = {"deployment": "north", "dag_id": "guarded", "run_id": f"run of {lease_id}", "task_id": "work"}
         remaining = 1.0 if last_valid is None or at <= last_valid else 0.0
         line = {"at": at, "key": "orders", "lease_id": lease_id, "token": token, "pid": pid}
-        lines.append({**line, **who, "remaining": remaining})
+        lines.append({**line, **run, "remaining": remaining})
     return lines
 
 
@@ -48,7 +48,7 @@ def found(folder: Path, *processes: list[Line], exemptions: Exemptions | None = 
     return [violation.what for violation in violations(uses, exemptions)]
 
 
-def test_turns_are_as_they_should_be(tmp_path: Path) -> None:
+def test_correct_turns_have_no_violations(tmp_path: Path) -> None:
     two_tasks = (
         process(1, "a", 7, 0, 1),
         process(2, "a", 7, 0.5, 2),
@@ -80,33 +80,33 @@ def test_a_token_that_does_not_grow_is_found(tmp_path: Path, token: int) -> None
     assert found(tmp_path, *turns) == ["a fencing token that did not increase"]
 
 
-def test_a_token_that_is_smaller_than_one_long_ago_is_found(tmp_path: Path) -> None:
+def test_a_token_smaller_than_an_earlier_one_is_found(tmp_path: Path) -> None:
     turns = process(1, "a", 7, 0, 1), process(2, "b", 9, 2, 3), process(3, "c", 8, 4, 5)
     assert found(tmp_path, *turns) == ["a fencing token that did not increase"]
 
 
-def test_a_broken_lease_owes_nothing_until_its_next_heartbeat(tmp_path: Path) -> None:
+def test_an_overlap_with_a_broken_lease_is_allowed_until_its_next_heartbeat(tmp_path: Path) -> None:
     turns = process(1, "a", 7, 0, 4, last_valid=3), process(2, "b", 8, 2, 5)
     assert found(tmp_path, *turns, exemptions=Exemptions(broken={"a": (1.5, 3.5)})) == []
     (late,) = found(tmp_path, *turns, exemptions=Exemptions(broken={"a": (1.5, 2.5)}))
     assert "0.50 s too long after a break" in late
 
 
-def test_a_broken_lease_still_owes_what_was_before(tmp_path: Path) -> None:
+def test_an_overlap_before_a_break_is_found(tmp_path: Path) -> None:
     turns = process(1, "a", 7, 0, 4, last_valid=3), process(2, "b", 8, 1, 5)
     assert found(tmp_path, *turns, exemptions=Exemptions(broken={"a": (1.5, 3.5)})) == [
         "two leases in use at the same time"
     ]
 
 
-def test_a_paused_process_may_write_until_it_notices(tmp_path: Path) -> None:
+def test_a_resumed_process_may_write_until_it_detects_the_loss(tmp_path: Path) -> None:
     turns = process(1, "a", 7, 0, 1) + process(1, "a", 7, 9, 9.1, last_valid=0)
     paused = Exemptions()
     paused.resumed[1].append(8.9)
     assert found(tmp_path, turns, process(2, "b", 8, 8, 12), exemptions=paused) == []
 
 
-def test_a_paused_process_must_not_count_on_its_lease(tmp_path: Path) -> None:
+def test_a_resumed_process_must_not_rely_on_its_lease(tmp_path: Path) -> None:
     turns = process(1, "a", 7, 0, 1) + process(1, "a", 7, 9, 9.1)
     paused = Exemptions()
     paused.resumed[1].append(8.9)
@@ -120,7 +120,7 @@ def test_a_process_that_does_not_stop_is_found(tmp_path: Path) -> None:
     assert "after its lease was lost" in late
 
 
-def test_a_ledger_is_read_on_while_it_is_written(tmp_path: Path) -> None:
+def test_a_ledger_is_read_while_it_is_written(tmp_path: Path) -> None:
     first, second = process(1, "a", 7, 0, 1), process(1, "a", 7, 1.05, 2)
     book = ledger(tmp_path, first)
     assert [use.last for use in book.uses()] == [1.0]
@@ -137,7 +137,7 @@ def test_a_run_that_never_ends_is_found() -> None:
     assert unfinished({"a": "success", "b": "running", "c": "failed", "d": "queued"}) == ["b", "d"]
 
 
-def test_hand_overs_are_told_apart_by_what_came_before(tmp_path: Path) -> None:
+def test_hand_overs_are_classified_by_the_events_before_them(tmp_path: Path) -> None:
     turns = [process(number, str(number), number, 10 * number, 10 * number + 5) for number in range(1, 7)]
     uses = ledger(tmp_path, *turns).uses()
     runs = {

@@ -1,4 +1,4 @@
-"""Runs of two Airflow deployments that nest locks in opposite orders: one ends, and the others succeed (R14)."""
+"""Runs of two Airflow deployments that nest locks in opposite orders (R14): one fails, and the others succeed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.proof
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_one_run_of_a_cycle_ends_and_names_all_and_the_others_succeed(
+def test_one_run_of_a_cycle_fails_and_names_all_and_the_others_succeed(
     two_deployments: Testbed, key: str, number: int
 ) -> None:
     started = start_round(two_deployments, key, number)

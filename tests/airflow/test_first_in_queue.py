@@ -1,4 +1,4 @@
-"""The first waiter in a queue dies with its triggerer, or with its whole deployment, while the lock gets free."""
+"""The first waiter of a queue dies with its triggerer, or with its whole deployment, before the lock is free."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ pytestmark = pytest.mark.proof
 
 #: Locks in one test. In the queue of each, the first waiter dies.
 LOCKS = 20
-#: Longest time in seconds from the release to the next grant on a busy machine. On an idle one, 6 s. A waiter that is
-#: not passed over delays the others for 21 s.
+#: Longest time in seconds from the release to the next grant on a busy machine. On an idle one, it is 6 s. A dead
+#: waiter that is not passed over delays the others for 21 s.
 TAKEN = 15.0
 #: Longest time from the last grant to the first lines of all processes, in seconds.
 AIRFLOW = 60.0
 
 
 @pytest.mark.parametrize("dies", ["triggerer", "deployment"])  # in this order: the deployment stays dead
-def test_a_free_lock_is_taken_although_the_first_in_its_queue_has_died(
+def test_a_free_lock_is_taken_although_its_first_waiter_has_died(
     two_deployments: Testbed, key: str, dies: str, record_property: Any
 ) -> None:
     north, south = two_deployments.deployments
@@ -45,7 +45,7 @@ def test_a_free_lock_is_taken_although_the_first_in_its_queue_has_died(
     for each in leases:
         locks.release(each)
         released.append(time.time())
-    # The ledger and the logs tell the times: reads of the table would slow the engine down.
+    # The ledger and the logs contain the times. Reads of the table would slow the engine down.
     wait_until(
         lambda: all(two_deployments.uses(each.key) for each in leases) or None,
         "a process is inside each lock",

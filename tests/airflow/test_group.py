@@ -1,4 +1,4 @@
-"""The task group in a real Airflow, with trouble of each kind.
+"""The task group in a real Airflow, with failures of all kinds.
 
 No two runs are inside at the same time, and the next waiter is granted the lock within the bound of
 `docs/airflow.md`. The tests judge by the lines that the processes append to the ledger every 50 ms, never by
@@ -30,8 +30,8 @@ AIRFLOW = 15.0
 #: process's heartbeat, sends SIGTERM, and 5 s later SIGKILL.
 KILL = 30.0
 
-#: For how many seconds a waiter that ends without leaving the queue delays the waiters behind it
-#: (docs/protocol.md). Before Airflow 3.3 a trigger does not learn that its task was marked or cleared.
+#: Seconds by which a waiter that ends without leaving the queue delays the waiters behind it
+#: (docs/protocol.md). Before Airflow 3.3, a trigger is not notified if its task was marked or cleared.
 SILENCE = 0.0 if hasattr(BaseTrigger, "on_kill") else 21.0
 
 #: The tasks of a group that this version of Airflow starts on a worker, if the key is a template.
@@ -105,8 +105,8 @@ def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(
     assert record is not None
     (holder,) = record.holders.values()
     assert len(holder.processes) == 1
-    # The second run's own log contains its position, although the first run's heartbeat task started the
-    # poller that reads the table for both.
+    # The log of the second run contains its position, although the heartbeat task of the first run has
+    # started the poller that reads the table for both.
     wait_until(
         lambda: "1st of 1." in testbed.airflow.task_log("guarded", runs.second, "lock.acquire") or None,
         "the second run logs its position in the queue",

@@ -24,7 +24,7 @@ WAITERS, TURNS = 200, 8
 
 
 def events(testbed: Testbed, key: str) -> Iterator[tuple[datetime, str]]:
-    """Yield when the lock was acquired and released, from the tasks' logs."""
+    """Yield the times at which tasks acquired and released the lock, from their logs."""
     for log in (testbed.airflow.home / "logs" / "dag_id=many").rglob("*.log"):
         for line in log.read_text().splitlines():
             message = json.loads(line)

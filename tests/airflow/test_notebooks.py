@@ -1,4 +1,4 @@
-"""A notebook in a guarded task joins the lease of its own run, and ends with it."""
+"""A notebook in a guarded task enters the lease of its own run, and is stopped with its task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_notebook_joins_the_lease_of_its_own_run(testbed: Testbed, key: str, c
     assert len({use.lease_id for use in testbed.uses(key) if use.run_id == runs.first}) == 1
 
 
-def test_a_notebook_ends_before_the_lock_of_its_marked_task_is_handed_on(
+def test_a_notebook_ends_before_the_lock_of_its_marked_task_is_handed_over(
     testbed: Testbed, contend: Contend
 ) -> None:
     runs = contend(dag_id="notebook")
@@ -36,7 +36,7 @@ def test_a_notebook_ends_before_the_lock_of_its_marked_task_is_handed_on(
     runs.finish("failed")
 
 
-def test_a_notebook_ends_before_the_lock_of_its_cleared_task_is_handed_on(
+def test_a_notebook_ends_before_the_lock_of_its_cleared_task_is_handed_over(
     testbed: Testbed, key: str, contend: Contend
 ) -> None:
     runs = contend(dag_id="notebook")

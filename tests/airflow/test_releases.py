@@ -1,7 +1,7 @@
 """Cases in which releases of Airflow have differed. They run in a real Airflow of each supported release.
 
-The connection of these tests names no endpoint, as if the table were in AWS. The tests judge a run by the
-lines in the ledger and by the state of every task, because a run succeeds even if its heartbeat task fails.
+The connection of these tests names no endpoint, as if the table were in AWS. The tests check the lines in the
+ledger and the state of every task, because a run succeeds even if its heartbeat task fails.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.proof
 
 
 def locked_for(testbed: Testbed, key: str, dag_id: str, task_id: str, seconds: float, runs: int = 1) -> float:
-    """Hold the lock until runs of the DAG have waited for it for `seconds`, and assert that all of them
-    succeed.
+    """Hold the lock until runs of the DAG have waited for `seconds`, and assert that all of them succeed.
 
     :param task_id: the task that waits for the lock.
     :returns: seconds from the release to the first line of the next holder.
@@ -51,7 +50,7 @@ def test_a_group_waits_and_every_task_of_it_succeeds(
 
 @pytest.mark.parametrize("seconds", [1, 5, 20])
 @pytest.mark.parametrize("dag_id", ["operator", "decorated"])
-def test_a_single_function_waits(
+def test_a_locked_function_waits(
     testbed: Testbed, key: str, dag_id: str, seconds: float, record_property: Record
 ) -> None:
     took = locked_for(testbed, key, dag_id, "locked", seconds)
@@ -60,7 +59,7 @@ def test_a_single_function_waits(
     assert took <= (0 if RENDERS_IN_TRIGGERER else max(0.0, RESUME_AFTER - seconds)) + POLL + AIRFLOW
 
 
-def test_two_functions_at_once_ten_times(testbed: Testbed, key: str) -> None:
+def test_two_runs_of_a_locked_function_succeed(testbed: Testbed, key: str) -> None:
     """Without `versions.RESUME_AFTER`, Airflow marks some of the tasks as failed while they run."""
     keys = [f"{key}/{number}" for number in range(10)]
     runs = {each: [testbed.start("decorated", each, seconds=1.0) for _ in range(2)] for each in keys}
@@ -117,7 +116,7 @@ def test_the_form_of_a_connection_has_its_own_fields_and_a_test_button(testbed: 
     assert "The lock table 'missing' does not exist" in why
 
 
-def test_the_link_to_the_record_is_there_while_the_lock_is_waited_for(testbed: Testbed, key: str) -> None:
+def test_the_link_to_the_record_is_there_while_a_task_waits(testbed: Testbed, key: str) -> None:
     lease = testbed.locks.acquire(key, lease=300)
     run_id = testbed.start("guarded", key, seconds=0.5)
     link = wait_until(lambda: _link(testbed, run_id), "acquire has stored its link while it waits", 180)
@@ -133,7 +132,7 @@ def _link(testbed: Testbed, run_id: str) -> str | None:
 
 
 @pytest.mark.parametrize(("dag_id", "waits"), [("alerting", "lock.acquire"), ("alerting_alone", "locked")])
-def test_a_long_wait_and_a_long_hold_are_told_once_each(
+def test_a_long_wait_and_a_long_hold_send_one_alert_each(
     testbed: Testbed, key: str, dag_id: str, waits: str
 ) -> None:
     lease = testbed.locks.acquire(key, owner="the test", lease=300)
@@ -153,7 +152,7 @@ def test_a_long_wait_and_a_long_hold_are_told_once_each(
     assert f"{run_id}/{waits} since " in held["text"]
 
 
-def test_what_a_lock_costs_in_worker_slots(testbed: Testbed, record_property: Record) -> None:
+def test_the_cost_of_a_lock_in_worker_slots(testbed: Testbed, record_property: Record) -> None:
     """Record for how many seconds the lock's own tasks occupy worker slots, without templates."""
     took = []
     for _ in range(3):

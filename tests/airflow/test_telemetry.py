@@ -31,7 +31,7 @@ from proof.airflow.testbed import Testbed, start_testbed, wait_until
 pytestmark = pytest.mark.proof
 
 ARRIVES = 180.0  # seconds in which a metric must arrive; only shows whether it arrives at all
-#: Where a `release` task runs that is not the process of the last guarded task.
+#: Component in which a `release` task runs, if the process of the last guarded task does not release the lock.
 RELEASES = TRIGGER if STARTS_IN_TRIGGERER else TASK
 WAITING = "waiting." + re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())
 
@@ -51,9 +51,9 @@ class Telemetry:
     ) -> list[Metric]:
         """Wait until a component has sent these metrics, and return the first one of each name.
 
-        :param since: ignore the metrics that arrived before `now` returned this. A process exports its metrics to
-            OpenTelemetry again each second, so there, only the first test of a metric of a trigger shows anything.
-        :param true: ignore the metrics for which this returns something false.
+        :param since: ignore metrics that arrived before `now` returned this number. With OpenTelemetry, a process
+            exports all of its metrics every second, so only the first test of each metric of a trigger is conclusive.
+        :param true: ignore metrics for which this returns something false.
         """
 
         def found() -> list[Metric] | None:
@@ -82,7 +82,7 @@ class Telemetry:
 def telemetry(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Telemetry]:
-    """A testbed that sends its metrics to a StatsD server, or its metrics and spans to an OpenTelemetry collector."""
+    """Start a testbed that sends metrics to a StatsD server, or metrics and spans to an OpenTelemetry collector."""
     received, folder = Received(), tmp_path_factory.mktemp(request.param)
     receiver = {"statsd": statsd_server, "otel": collector}[request.param]
     with receiver(received) as env, start_testbed(folder, "north", env=env) as testbed:
@@ -90,20 +90,20 @@ def telemetry(
 
 
 def on(*receivers: str) -> pytest.MarkDecorator:
-    """Run a test with these receivers. The collector understands what Airflow sends from 3.2 on."""
-    understood = [each for each in receivers if each != "otel" or HAS_OPENTELEMETRY]
-    return pytest.mark.parametrize("telemetry", understood, indirect=True, scope="module")
+    """Run a test with these receivers. The collector supports the format of Airflow 3.2 and later."""
+    supported = [each for each in receivers if each != "otel" or HAS_OPENTELEMETRY]
+    return pytest.mark.parametrize("telemetry", supported, indirect=True, scope="module")
 
 
 # -- tasks and triggers ------------------------------------------------------------------------------------------------
 
 
-# Airflow 3.2 exports a time as a gauge, and each gauge once: a single export that is lost would fail the test.
+# Airflow 3.2 exports a time as a gauge, and each gauge once, so a single lost export would fail the test.
 @on("statsd", *(["otel"] if EXPORTS_TIMES else []))
 def test_a_trigger_reports_its_wait_and_the_process_of_the_last_task_the_release(
     telemetry: Telemetry, key: str
 ) -> None:
-    """The process of the task releases the lock as it exits, so its metrics must leave it after that."""
+    """The process of the task releases the lock as it exits, and must send its metrics after that."""
     testbed = telemetry.testbed
     lease = testbed.locks.acquire(key, lease=300)
     run_id = testbed.start("guarded", key, seconds=0.5)
@@ -173,7 +173,7 @@ def test_a_release_task_and_an_operator_report_that_they_drain_the_lease(
 
 @on("statsd")
 @pytest.mark.parametrize(("dag_id", "component"), [("guarded", TRIGGER), ("on_worker", TASK)])
-def test_a_wait_that_times_out(telemetry: Telemetry, key: str, dag_id: str, component: str) -> None:
+def test_a_timeout_is_reported(telemetry: Telemetry, key: str, dag_id: str, component: str) -> None:
     since, testbed = telemetry.now(), telemetry.testbed
     testbed.locks.acquire(key, lease=300)
     run_id = testbed.start(dag_id, key, timeout=1)
@@ -182,7 +182,7 @@ def test_a_wait_that_times_out(telemetry: Telemetry, key: str, dag_id: str, comp
 
 
 @on("statsd")
-def test_a_deadlock(telemetry: Telemetry, key: str) -> None:
+def test_a_deadlock_is_reported(telemetry: Telemetry, key: str) -> None:
     since = telemetry.now()
     started = start_round(telemetry.testbed, key, 2)
     telemetry.wait_for(TRIGGER, "deadlocked", since=since)
@@ -191,7 +191,7 @@ def test_a_deadlock(telemetry: Telemetry, key: str) -> None:
 
 
 @on("statsd")
-def test_a_waiter_that_a_person_removes(telemetry: Telemetry, key: str) -> None:
+def test_a_removed_waiter_is_reported(telemetry: Telemetry, key: str) -> None:
     since, testbed = telemetry.now(), telemetry.testbed
     testbed.locks.acquire(key, lease=300)
     run_id = testbed.start("guarded", key)
@@ -211,13 +211,13 @@ def test_the_api_server_reports_a_broken_lease_and_its_task_the_loss(telemetry: 
     use = testbed.wait_inside(key, run_id)
     testbed.airflow.act_on_lock("break", key=key, lease_id=use.lease_id, reason="a drill")
     telemetry.wait_for(API_SERVER, "broken", since=since)
-    # The heartbeat trigger may see that the lease is gone before a heartbeat fails, and cannot know that it was lost.
+    # The heartbeat trigger may read that the lease is gone before a heartbeat fails, and then it reports no loss.
     telemetry.wait_for(TASK, "lost", since=since)
     assert testbed.airflow.wait("guarded", run_id).state == "failed"
 
 
 @on("statsd")
-def test_a_lease_that_is_reclaimed_from_a_dead_holder(telemetry: Telemetry, key: str) -> None:
+def test_a_reclaim_is_reported(telemetry: Telemetry, key: str) -> None:
     since, testbed = telemetry.now(), telemetry.testbed
     testbed.locks.acquire(key, owner="a dead process", lease=5)
     run_id = testbed.start("guarded", key, seconds=0.5)
@@ -226,7 +226,7 @@ def test_a_lease_that_is_reclaimed_from_a_dead_holder(telemetry: Telemetry, key:
 
 
 @on("statsd")
-def test_heartbeats_that_fail_while_the_table_does_not_answer(telemetry: Telemetry, key: str) -> None:
+def test_failed_heartbeats_are_reported(telemetry: Telemetry, key: str) -> None:
     since, testbed = telemetry.now(), telemetry.testbed
     run_id = testbed.start("guarded", key, lease=120, grace=60)
     testbed.wait_inside(key, run_id)

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 WAITERS = 4
-# Airflow takes a triggerer for dead after 30 s (`triggerer_health_check_threshold`). The test records how
+# Airflow treats a triggerer as dead after 30 s (`triggerer_health_check_threshold`). The test records how
 # long the take-over lasts, and allows much more, because the machine may be busy. Both in seconds.
 LEASE = 180.0
 TAKEN_OVER = 150.0
@@ -25,7 +25,7 @@ TAKEN_OVER = 150.0
 def test_one_of_two_triggerers_is_killed_for_good_and_the_other_takes_over(
     testbed: Testbed, key: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """A run holds the lock, with no process inside, and others wait. All depend on the triggerer that dies."""
+    """A run holds the lock, with no process inside, and others wait. All of them depend on the dead triggerer."""
     airflow = testbed.airflow
     assert isinstance(airflow, ProductionDeployment)
     airflow.second_triggerer.kill()

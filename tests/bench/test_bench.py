@@ -1,4 +1,4 @@
-"""The bench's own parts, on the embedded engine: that its workers do what they are told, and that its meter counts."""
+"""The parts of the benchmarks, on moto: the workers execute their commands, and the meter counts requests and units."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bench.adapters.worker import Settings
 from bench.contestants import (
     FLOOR,
     OURS,
-    OURS_BEATING,
     OURS_UNFAIR,
+    OURS_WITH_HEARTBEATS,
     OURS_WITH_STREAMS,
     Contestant,
     WorkerError,
@@ -32,43 +32,49 @@ CYCLES = 3
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """moto, with the tables of all."""
+    """moto, with the tables of the contestants."""
     with MotoServer() as engine:
         create_tables([FLOOR, OURS, OURS_WITH_STREAMS], engine.endpoint_url)
         yield engine
 
 
-@pytest.mark.parametrize("who", [FLOOR, OURS, OURS_BEATING], ids=lambda who: who.name)
-def test_a_cycle_is_two_requests_and_two_write_units(who: Contestant, engine: Engine) -> None:
-    with Meter(engine.endpoint_url) as meter, who.worker(meter.endpoint_url) as worker:
-        result = worker.do("cycles", key=who.name, count=CYCLES)
+@pytest.mark.parametrize(
+    "contestant", [FLOOR, OURS, OURS_WITH_HEARTBEATS], ids=lambda contestant: contestant.name
+)
+def test_a_cycle_is_two_requests_and_two_write_units(contestant: Contestant, engine: Engine) -> None:
+    with Meter(engine.endpoint_url) as meter, contestant.worker(meter.endpoint_url) as worker:
+        result = worker.do("cycles", key=contestant.name, count=CYCLES)
         used = meter.take().per(CYCLES)
 
     assert len(result["acquires"]) == len(result["cycles"]) == CYCLES
     assert used == {"requests": 2, "write_units": 2, "read_units": 0, "actions": {"UpdateItem": 2}}
 
 
-@pytest.mark.parametrize("who", [OURS, OURS_UNFAIR, OURS_WITH_STREAMS], ids=lambda who: who.name)
-def test_a_waiter_is_granted_what_another_worker_gives_back(who: Contestant, engine: Engine) -> None:
+@pytest.mark.parametrize(
+    "contestant", [OURS, OURS_UNFAIR, OURS_WITH_STREAMS], ids=lambda contestant: contestant.name
+)
+def test_a_waiter_is_granted_the_lock_that_another_worker_releases(
+    contestant: Contestant, engine: Engine
+) -> None:
     with (
-        who.worker(engine.endpoint_url) as holder,
-        who.worker(engine.endpoint_url, Settings(poll=0.1)) as waiter,
+        contestant.worker(engine.endpoint_url) as holder,
+        contestant.worker(engine.endpoint_url, Settings(poll=0.1)) as waiter,
     ):
-        holder.do("acquire", key=who.name)
-        waiter.tell("acquire", key=who.name)
-        released, _ = holder.do("release", key=who.name)
-        _, granted = waiter.hear()
+        holder.do("acquire", key=contestant.name)
+        waiter.send("acquire", key=contestant.name)
+        released, _ = holder.do("release", key=contestant.name)
+        _, granted = waiter.receive()
 
     assert granted > released
 
 
-def test_two_hand_over_by_the_stream_whose_reads_are_counted_apart(engine: Engine) -> None:
+def test_the_stream_reads_of_a_hand_over_are_counted_apart(engine: Engine) -> None:
     result = handover.two(OURS_WITH_STREAMS, engine.endpoint_url, rounds=2)
 
     used = result["per_handover"]
     assert used["stream_reads"] >= 2
     assert used["actions"]["GetRecords"] <= used["stream_reads"] < used["requests"]
-    # The release; joining the line, after a refusal; and, in turn, the read of it, the acquire, and leaving it.
+    # The release; a refused acquire, a ticket and the queue entry; a read of the queue, the acquire and the dequeue.
     assert {"UpdateItem": 4, "PutItem": 1, "Query": 1, "DeleteItem": 1}.items() <= used["actions"].items()
 
 
@@ -81,7 +87,7 @@ def test_members_of_a_worker_take_turns(engine: Engine) -> None:
     assert all(later[0] > earlier[1] for earlier, later in pairwise(turns))
 
 
-def test_a_worker_that_fails_says_why(engine: Engine) -> None:
+def test_a_failed_command_raises_its_error(engine: Engine) -> None:
     with OURS.worker(engine.endpoint_url) as worker, pytest.raises(WorkerError, match="ours: LockValueError"):
         worker.do("acquire", key="")
 
@@ -123,7 +129,7 @@ def test_reads_and_large_items_cost_what_dynamodb_documents(engine: Engine) -> N
         }
 
 
-def test_the_page_says_what_was_measured() -> None:
+def test_the_page_shows_what_was_measured() -> None:
     assert page.PAGE.read_text() == page.text(json.loads(RESULTS.read_text()))
 
 

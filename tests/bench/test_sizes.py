@@ -1,4 +1,4 @@
-"""How many holders one key can have: what docs/performance.md says of it is computed here."""
+"""How many holders one key can have: this file computes the numbers in docs/performance.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bench.meter import item_size
 
 ROOT = Path(__file__).parents[2]
 NOW_MS = 1_795_000_000_123
-# What DynamoDB serves one item in a second.
+# Write units per second that DynamoDB serves for one item.
 WRITE_UNITS = 1000
 HOST = "ip-10-0-1-23.eu-central-1.compute.internal"
 
@@ -56,7 +56,7 @@ def of_a_task() -> Claim:
 
 
 def size(claim: Claim, holders: int, *, inside: bool) -> int:
-    """Bytes of the item of a lock with that many holders like this one."""
+    """Return the size in bytes of a lock with that many holders like this one."""
     entries = {}
     for _ in range(holders):
         values = holder_values(claim, Stamp(str(uuid.uuid4()), NOW_MS, NOW_MS, 0.0))
@@ -80,7 +80,7 @@ def size(claim: Claim, holders: int, *, inside: bool) -> int:
 
 
 def most(claim: Claim, writes_a_second: float, *, inside: bool) -> int:
-    """How many holders can send their heartbeats."""
+    """Return the maximum number of holders whose heartbeats DynamoDB serves."""
     holders = 1
     while (holders + 1) * writes_a_second * ceil(
         size(claim, holders + 1, inside=inside) / 1024

@@ -28,7 +28,7 @@ def task(task_id: str, queued: float | None, start: float, end: float) -> TaskIn
 
 
 def a_run(begun: float, released: float | None = None) -> RunTimes:
-    """A run that is queued at `begun`, and has a moment every second."""
+    """A run that is queued at `begun`, with one moment per second."""
     tasks = (
         task("lock.acquire", None, begun + 2, begun + 5),
         task("lock.extract", begun + 6, begun + 7, begun + 9),

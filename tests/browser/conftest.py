@@ -26,7 +26,7 @@ PICTURES = ROOT / ".cache" / "locks-page"
 #: The second deployment is served under this path.
 BASE_PATH = "/teams/data"
 
-#: Without these, Chromium asks its maker's hosts for updates.
+#: Without these, Chromium requests updates from the hosts of its vendor.
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -39,17 +39,17 @@ FLAGS = [
 
 @dataclass
 class Visitor:
-    """A person with a browser window on the Locks page.
+    """A user with a browser window on the Locks page.
 
     :ivar page: the window.
     :ivar base: address of the deployment's web interface.
-    :ivar asked: the addresses that the window has requested.
+    :ivar requested: the addresses that the window has requested.
     :ivar errors: the errors of scripts, with their stacks.
     """
 
     page: Page
     base: str
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     def open(self, path: str = "plugin/locks", **query: str) -> Page:
@@ -59,7 +59,7 @@ class Visitor:
         return self.page
 
     def findings(self) -> list[str]:
-        """What axe-core objects to in the Locks page, not in the web interface around it."""
+        """Return what axe-core finds wrong in the Locks page, without the web interface around it."""
         self.page.evaluate((FETCHED / "axe.min.js").read_text())
         found = self.page.evaluate("() => axe.run('.dynamo-lock')")
         return [f"{each['id']}: {each['nodes'][0]['html']}" for each in found["violations"]]
@@ -111,7 +111,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser, testbed: Testbed) -> Iterator[Visit]:
-    """Opens windows. A test fails if one of them has asked another host, or if the page's script has failed."""
+    """Opens windows. A test fails if one of them has sent a request to another host, or if the page's script failed."""
     visitors: list[Visitor] = []
 
     def visit(user: str = "admin", deployment: Deployment | None = None, *, dark: bool = False) -> Visitor:
@@ -121,7 +121,7 @@ def visit(browser: Browser, testbed: Testbed) -> Iterator[Visit]:
         )
         visitor = Visitor(context.new_page(), to.url)
         visitors.append(visitor)
-        visitor.page.on("request", lambda request: visitor.asked.append(request.url))
+        visitor.page.on("request", lambda request: visitor.requested.append(request.url))
         visitor.page.on("pageerror", lambda error: visitor.errors.append(f"{error}\n{error.stack}"))
         log_in(visitor.page, to, user)
         return visitor
@@ -129,9 +129,9 @@ def visit(browser: Browser, testbed: Testbed) -> Iterator[Visit]:
     yield visit
     for each in visitors:
         each.page.context.close()
-    asked = [urlsplit(url) for each in visitors for url in each.asked]
-    assert {url.hostname for url in asked if url.scheme.startswith("http")} <= {"127.0.0.1"}
-    # Airflow's own scripts fail, too, for example if a window is closed while they read.
+    requested = [urlsplit(url) for each in visitors for url in each.requested]
+    assert {url.hostname for url in requested if url.scheme.startswith("http")} <= {"127.0.0.1"}
+    # Airflow's own scripts fail too, for example if a window is closed while they read.
     assert [error for each in visitors for error in each.errors if "locks.js" in error] == []
 
 

@@ -1,4 +1,4 @@
-"""A locked cell in a real JupyterLab, which a person runs, watches, interrupts and saves in a browser."""
+"""A locked cell in a real JupyterLab is run, interrupted and saved in a browser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JUPYTER = ROOT / ".cache" / "jupyterlab" / "bin" / "jupyter"
 PICTURES = ROOT / ".cache" / "notebooks"
 KEY = "warehouse/orders"
 HOLDER = "north/orders/scheduled__2026-11-26T02:00:00+00:00/lock.acquire"
-#: The notebook. The second cell goes on until a file exists.
+#: The notebook. The second cell runs until a file exists.
 CELLS = (
     "%load_ext airflow_dynamo_lock",
     f"%%dynamo_lock {KEY} --wait 10m\n"
@@ -106,7 +106,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test-secret",
         }
-        # No kernels but ours, and no requests for news or updates, nor a question about them.
+        # Only our kernel, no requests for news or updates, and no question about them.
         (home / "config" / "labconfig").mkdir(parents=True)
         disabled = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
         (home / "config" / "labconfig" / "page_config.json").write_text(json.dumps(disabled))
@@ -149,7 +149,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def run(page: Page, number: int) -> Locator:
-    """Run a cell. Returns its outputs."""
+    """Run a cell, and return its outputs."""
     cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
     prompt = cell.locator(".jp-InputArea-prompt").first
     # JupyterLab ignores the key until it is connected with the kernel.
@@ -167,7 +167,7 @@ def picture(page: Page, name: str) -> None:
 
 
 def test_a_cell_waits_works_and_releases(lab: Lab, page: Page) -> None:
-    """Its pictures are in the docs, for people to look at, not to be compared."""
+    """`make pictures` copies its pictures to the docs. They are not compared."""
     lab.open(page, "repair.ipynb", CELLS)
     lease = lab.locks.acquire(KEY, owner=HOLDER)
     run(page, 0)

@@ -19,22 +19,22 @@ pytestmark = pytest.mark.proof
 #: Milliseconds within which a window shows what happened, on a slow machine.
 expect.set_options(timeout=60_000)
 
-#: What a program may write into a table, and a page that takes it for HTML runs.
+#: A text that a program may write into a table. A page that shows it as HTML runs it.
 HOSTILE = "<img src=x onerror=\"document.title='run'\">"
 
 
 def row(page: Page, key: str) -> Locator:
-    """The row of a lock."""
+    """Return the row of a lock."""
     return page.locator("tr", has=page.get_by_role("button", name=key, exact=True))
 
 
 def details(page: Page, key: str) -> Locator:
-    """The part of the page that shows one lock."""
+    """Return the part of the page that shows one lock."""
     return page.get_by_role("region", name=key)
 
 
 def shown(page: Page) -> list[str]:
-    """The locks in the table, from top to bottom."""
+    """Return the locks in the table, from top to bottom."""
     return page.locator("table").first.locator("tbody tr td:first-child").all_inner_texts()
 
 
@@ -55,7 +55,7 @@ class Runs:
         testbed.wait_for_record(key, lambda _: testbed.locks.waiters(key))
 
     def end(self) -> None:
-        """Let both end, and wait for that."""
+        """Let both runs end, and wait until they have ended."""
         for run_id in (self.holder, self.waiter):
             self.testbed.end_task(run_id, "finish")
         self.north.wait("guarded", self.holder)
@@ -64,7 +64,7 @@ class Runs:
 
 @pytest.fixture
 def runs(testbed: Testbed, key: str) -> Iterator[Runs]:
-    """For tests that end the runs, or change their lock."""
+    """Runs for tests that end them or change their lock."""
     runs = Runs(testbed, key)
     yield runs
     runs.end()
@@ -72,7 +72,7 @@ def runs(testbed: Testbed, key: str) -> Iterator[Runs]:
 
 @pytest.fixture(scope="module")
 def watched(testbed: Testbed) -> Iterator[Runs]:
-    """For tests that only look. Two runs have had the lock before."""
+    """Runs for tests that change nothing. Two other runs have held the lock before."""
     key = "warehouse/orders"
     for deployment in testbed.deployments:
         deployment.wait("guarded", deployment.trigger("guarded", {"key": key, "seconds": 3}))
@@ -81,7 +81,7 @@ def watched(testbed: Testbed) -> Iterator[Runs]:
     runs.end()
 
 
-def test_the_page_fills_and_a_row_changes_while_it_is_watched(runs: Runs, visit: Visit) -> None:
+def test_a_row_of_an_open_page_changes(runs: Runs, visit: Visit) -> None:
     visitor = visit()
     page = visitor.open()
     line = row(page, runs.key)
@@ -116,7 +116,7 @@ def test_a_lock_shows_its_holder_and_its_queue_with_links_to_the_runs_of_this_de
 
 
 def next_second() -> None:
-    """Wait for it: the times of the server are whole seconds, and of two in the same second neither comes first."""
+    """Wait for the next second: server times are whole seconds, and two in the same second have no order."""
     now = int(time.time())
     wait_until(lambda: int(time.time()) > now or None, "the next second", 60)
 
@@ -165,9 +165,7 @@ def test_the_filter_for_a_deployment_and_the_tab_of_a_dag(watched: Runs, visit: 
     expect(row(page, f"{key}/of a shell")).to_have_count(0)
 
 
-def test_the_last_hour_shows_earlier_runs_of_this_deployment_and_whom_the_record_knows(
-    watched: Runs, visit: Visit
-) -> None:
+def test_the_last_hour_shows_earlier_runs_and_the_holders_of_the_record(watched: Runs, visit: Visit) -> None:
     page = visit().open(key=watched.key)
     table = details(page, watched.key).get_by_role("table", name="The last hour")
     lines = table.locator("tbody tr")
@@ -186,7 +184,7 @@ def test_the_last_hour_shows_earlier_runs_of_this_deployment_and_whom_the_record
 
 
 def test_the_pictures_of_the_docs(watched: Runs, visit: Visit) -> None:
-    """`make pictures` copies them. They are in the docs for people to look at, not to be compared."""
+    """`make pictures` copies them to the docs. They are not compared."""
     visitor = visit()
     page = visitor.open(key=watched.key)
     expect(details(page, watched.key).get_by_role("table", name="The last hour")).to_be_visible()
@@ -213,7 +211,7 @@ def test_a_break_hands_the_lock_over(runs: Runs, visit: Visit) -> None:
     expect(details(page, runs.key)).to_contain_text("broken by admin@north (the warehouse is down)")
 
 
-def test_a_waiter_is_removed_and_its_task_says_who_did_it_and_why(runs: Runs, visit: Visit) -> None:
+def test_a_waiter_is_removed_and_its_task_logs_by_whom_and_why(runs: Runs, visit: Visit) -> None:
     visitor = visit()
     page = visitor.open(key=runs.key)
     details(page, runs.key).get_by_role("button", name="Remove south/guarded/").click()
@@ -242,7 +240,7 @@ def test_the_capacity_of_a_semaphore_is_set(testbed: Testbed, visit: Visit, key:
     expect(row(page, key)).to_contain_text("2 of 5 slots, set by hand")
 
 
-def test_by_keyboard_only(runs: Runs, visit: Visit) -> None:
+def test_the_page_works_by_keyboard_only(runs: Runs, visit: Visit) -> None:
     page = visit().open()
     expect(row(page, runs.key)).to_be_visible()
 
@@ -291,7 +289,7 @@ def test_a_viewer_sees_all_and_may_not_act(watched: Runs, visit: Visit) -> None:
     assert status == 403
 
 
-def test_in_the_dark(watched: Runs, visit: Visit) -> None:
+def test_the_page_has_a_dark_mode(watched: Runs, visit: Visit) -> None:
     visitor = visit(dark=True)
     page = visitor.open(key=watched.key)
     expect(details(page, watched.key)).to_contain_text("Queue: 1 waiting")
@@ -299,7 +297,7 @@ def test_in_the_dark(watched: Runs, visit: Visit) -> None:
     details(page, watched.key).get_by_role("button", name="Break the lease of").click()
     expect(page.get_by_role("dialog")).to_be_visible()
     assert visitor.findings() == []
-    # A browser may name colours in many ways. A canvas has them in red, green and blue.
+    # A browser may write a colour in many ways. A canvas has it as red, green and blue.
     colours = page.evaluate(
         """() => {
             const drawing = document.createElement("canvas").getContext("2d");
@@ -311,7 +309,7 @@ def test_in_the_dark(watched: Runs, visit: Visit) -> None:
     assert sum(colours) < 3 * 64
 
 
-def test_under_a_base_path(watched: Runs, visit: Visit) -> None:
+def test_the_page_works_under_a_base_path(watched: Runs, visit: Visit) -> None:
     visitor = visit(deployment=watched.south)
     page = visitor.open()
     row(page, watched.key).get_by_role("button", name=watched.key).click()
@@ -319,9 +317,9 @@ def test_under_a_base_path(watched: Runs, visit: Visit) -> None:
         "link", name=watched.waiter
     ).click()
     page.wait_for_url(lambda url: f"{BASE_PATH}/dags/guarded/runs/" in url)
-    asked = [url for url in visitor.asked if "/dynamo-lock/" in url]
-    assert asked
-    assert all(url.startswith(f"{watched.south.url}/dynamo-lock/") for url in asked)
+    requested = [url for url in visitor.requested if "/dynamo-lock/" in url]
+    assert requested
+    assert all(url.startswith(f"{watched.south.url}/dynamo-lock/") for url in requested)
 
 
 def test_the_link_of_a_task_leads_to_its_lock_while_it_waits(watched: Runs, visit: Visit) -> None:
@@ -351,9 +349,9 @@ def test_nothing_is_read_while_the_window_is_hidden(watched: Runs, visit: Visit)
     with page.expect_response("**/dynamo-lock/locks?*"):
         page.clock.run_for(10_000)
     hide(True)
-    visitor.asked.clear()
+    visitor.requested.clear()
     page.clock.run_for(60_000)
-    assert [url for url in visitor.asked if "/dynamo-lock/" in url] == []
+    assert [url for url in visitor.requested if "/dynamo-lock/" in url] == []
     with page.expect_response("**/dynamo-lock/locks?*"):
         hide(False)
 
@@ -373,7 +371,7 @@ def test_a_page_without_locks_says_what_to_do(visit: Visit, connection: str, say
     assert visitor.findings() == []
 
 
-def test_what_is_in_the_table_is_text(testbed: Testbed, visit: Visit, key: str) -> None:
+def test_texts_of_the_table_are_not_shown_as_html(testbed: Testbed, visit: Visit, key: str) -> None:
     lock: dict[str, Any] = {"owner": HOSTILE, "about": {"deployment": HOSTILE, "dag_id": HOSTILE}}
     hostile = f"{key}/{HOSTILE}"
     lease = testbed.locks.acquire(hostile, lease=300, **lock)

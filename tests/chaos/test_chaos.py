@@ -1,4 +1,4 @@
-"""A minute of disasters on both engines, and tests of what the chaos runs are built on."""
+"""A minute of the chaos run on both engines, and tests of the parts that it uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.proof
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_minute_of_disasters() -> None:
+def test_a_minute_of_chaos_violates_nothing() -> None:
     seed = secrets.token_hex(4)
     reports = run([MotoServer, DynamoDBLocal], seed, 40.0)  # the last turns take another 20 s
     text = "\n\n".join(as_text(report) for report in reports)
@@ -41,7 +41,7 @@ def test_a_process_that_ignores_the_end_of_its_lease_is_found() -> None:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_survives(ending: signal.Signals, tmp_path: Path) -> None:
+def test_no_process_survives_a_run(ending: signal.Signals, tmp_path: Path) -> None:
     chaos = subprocess.Popen(
         [sys.executable, "-m", "proof.chaos", "--minutes", "5", "--engine", "moto", "--seed", "7"],
         cwd=ROOT,
@@ -86,7 +86,7 @@ def test_dynamodb_local_keeps_its_data_in_a_folder() -> None:
             assert client.get("key") == before
 
 
-def test_a_short_answer_is_no_answer() -> None:
+def test_a_truncated_answer_is_an_error() -> None:
     """botocore takes a truncated answer for an empty one, which would mean that the lock is free."""
     with (
         MotoServer() as engine,

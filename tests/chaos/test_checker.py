@@ -99,41 +99,41 @@ def test_two_holders_at_once_are_found() -> None:
     assert found([granted(0, 1, 1), granted(8.9, 2, 2)]) == ["exclusion"]
 
 
-def test_a_holder_whose_term_has_ended_is_none() -> None:
+def test_a_holder_whose_term_has_ended_does_not_count() -> None:
     assert found([granted(0, 1, 1), granted(9.1, 2, 2)]) == []
 
 
-def test_a_holder_that_has_renewed_goes_on() -> None:
+def test_a_holder_that_has_renewed_still_counts() -> None:
     assert found([granted(0, 1, 1), renewed(5, 1), granted(9.1, 2, 2)]) == ["exclusion"]
 
 
 @pytest.mark.parametrize("end", ["releasing", "handed_over", "lost", "failed", "leaving"])
-def test_a_holder_that_has_given_up_is_none(end: str) -> None:
+def test_a_holder_that_has_given_up_does_not_count(end: str) -> None:
     assert found([granted(0, 1, 1), event(4, 1, end), granted(4.1, 2, 2)]) == []
     assert found([granted(0, 1, 1), event(4, 1, end), granted(3.9, 2, 2)]) == ["exclusion"]
 
 
-def test_a_killed_holder_believes_nothing_and_a_stopped_one_what_it_did() -> None:
+def test_a_killed_holder_does_not_count_but_a_stopped_one_does() -> None:
     overlap = [granted(0, 1, 1), granted(5, 2, 2)]
     assert found(overlap, incidents=[Incident("SIGKILL", 4, 4, process=1)]) == []
     assert found(overlap, incidents=[Incident("SIGSTOP", 4, 20, process=1)]) == ["exclusion"]
 
 
-def test_no_more_slots_than_there_are() -> None:
+def test_more_held_slots_than_the_capacity_are_found() -> None:
     three = [granted(i, i, i, capacity=3) for i in (1, 2, 3)]
     assert found(three) == []
     assert found([*three, granted(4, 4, 4, capacity=3)]) == ["exclusion"]
     assert found([*three[:2], granted(4, 4, 4, capacity=3, slots=2)]) == ["exclusion"]
 
 
-def test_those_inside_share_one_lease() -> None:
+def test_processes_inside_share_one_lease() -> None:
     group = [granted(0, 1, 1, lease_id="group"), event(1, 1, "handed_over")]
     group += [granted(2, process, 1, lease_id="group", what="entered") for process in (2, 3)]
     assert found(group) == []
     assert found([*group, granted(4, 4, 2)]) == ["exclusion"]
 
 
-def test_a_broken_lease_may_be_believed_in_from_then_on() -> None:
+def test_the_holder_of_a_broken_lease_does_not_count_from_then_on() -> None:
     broken = event(4, 9, "breaking", lease_id="lease 1")
     assert found([granted(0, 1, 1), broken, granted(5, 2, 2)]) == []
     assert found([granted(0, 1, 1), broken, granted(3, 2, 2)]) == ["exclusion"]
@@ -149,7 +149,7 @@ def test_tokens_that_repeat_or_go_back_are_found() -> None:
     assert found([granted(0, 1, 7), granted(20, 2, 8)]) == []
 
 
-def test_grants_that_cross_have_no_order() -> None:
+def test_concurrent_grants_have_no_order() -> None:
     assert found([granted(10, 1, 7, asked=0, capacity=2), granted(9, 2, 8, asked=8, capacity=2)]) == []
 
 
@@ -163,18 +163,18 @@ def test_a_free_lock_that_a_waiter_does_not_get_is_found() -> None:
     assert found([requested(10, 1)], records=free) == ["progress"], "the waiter never gets the lock"
 
 
-def test_a_dead_holder_that_nobody_succeeds_is_found() -> None:
+def test_a_dead_holder_that_is_not_reclaimed_is_found() -> None:
     dead = [record(0, 1, ("dead", 0.0))]
     assert found([requested(-5, 1), granted(WAIT + 13, 1, 2)], records=dead) == []
     assert found([requested(-5, 1), granted(WAIT + 15, 1, 2)], records=dead) == ["progress"]
     assert found([requested(5, 1), granted(WAIT + 15, 1, 2)], records=dead) == [], (
-        "it came after the last heartbeat, and must observe for a whole lease"
+        "it requested after the last heartbeat, and must observe for a whole lease"
     )
     alive = [record(at, 1, ("dead", at)) for at in (0.0, 3.0, 6.0, 9.0)]
     assert found([requested(-5, 1), granted(WAIT + 15, 1, 2)], records=alive) == []
 
 
-def test_a_waiter_to_whom_something_happens_has_to_watch_anew() -> None:
+def test_a_waiter_that_is_disturbed_must_observe_again() -> None:
     dead = [record(0, 1, ("dead", 0.0))]
     waits = [requested(-5, 1), granted(WAIT + 16, 1, 2)]
     assert found(waits, records=dead, incidents=[Incident("connection reset", 6, 7, link="link 1")]) == []
@@ -185,7 +185,7 @@ def test_a_waiter_to_whom_something_happens_has_to_watch_anew() -> None:
     ]
 
 
-def test_room_for_one_is_none_for_two() -> None:
+def test_one_free_slot_is_not_enough_for_two() -> None:
     some = [record(at, 1, ("a", at), capacity=2) for at in range(0, 64, 4)]
     assert found([requested(0, 1, capacity=2), granted(62, 1, 2, capacity=2)], records=some) == ["progress"]
     assert found([requested(0, 1, slots=2, capacity=2), granted(62, 1, 2, capacity=2)], records=some) == []
@@ -206,7 +206,7 @@ def test_errors_and_damaged_records_are_found() -> None:
 # -- records -------------------------------------------------------------------------------------------------
 
 
-def test_answers_that_cross_are_put_in_the_order_of_their_tokens() -> None:
+def test_concurrent_answers_are_put_in_the_order_of_their_tokens() -> None:
     released = Record(1.1, 0.9, "k", "release", 1, 1, 1, {})
     taken = Record(1.0, 0.95, "k", "acquire", 2, 1, 0, record(1.0, 2, ("a", 1.0)).holders)
     records = Records()

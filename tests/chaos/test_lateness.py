@@ -1,4 +1,4 @@
-"""The report finds hand-overs that are late, tells their story, and excuses those that lacked a processor."""
+"""The report finds late hand-overs, shows what led to them, and excuses those that lacked processor time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def a_run(
     lags: list[starvation.Lag] | None = None,
     incidents: list[Incident] | None = None,
 ) -> Evidence:
-    """A lock that was released at 20, while a process waited for it, and that was granted to this at some time."""
+    """A lock that is released at 20, and granted at `granted_at` to a process that has waited since 15."""
     request = {"use": "1", "key": "mutex", "slots": 1, "capacity": 1}
     lease = {"key": "mutex", "lease_id": "b", "token": 2, "slots": 1, "capacity": 1, "lease_ms": 6000}
     grant = {"use": "1", "lease": lease, "until": granted_at + 5, "reclaimed": []}
@@ -69,7 +69,7 @@ def a_run(
     [
         (2.0, FIRST, []),
         (2.5, FIRST, ["lateness"]),
-        (6.5, SECOND, []),  # it has passed over the first one
+        (6.5, SECOND, []),  # after passing over the first waiter
         (7.5, SECOND, ["lateness"]),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_hand_over_that_takes_longer_than_documented_is_a_violation(
 
 
 @pytest.mark.parametrize(("place", "found"), [(FIRST, ["lateness"]), (SECOND, [])])
-def test_a_waiter_with_another_lease_id_than_its_entry_is_known_by_the_entry_that_it_deletes(
+def test_a_waiter_with_another_lease_id_than_its_entry_is_identified_by_its_deletion(
     place: str, found: list[str]
 ) -> None:
     run = a_run(24, place=place)
@@ -95,25 +95,25 @@ def test_a_waiter_with_another_lease_id_than_its_entry_is_known_by_the_entry_tha
     assert [each.what for each in violations] == found
 
 
-def test_the_story_tells_who_waited_who_looked_and_what_was_answered() -> None:
+def test_the_details_show_the_waiters_the_reads_and_the_answers() -> None:
     (late,) = report(a_run(24, incidents=[Incident("SIGSTOP", 21, 22, process=9)])).violations
-    for told in (
+    for part in (
         "released: 4.00 s, bound 1.25 s",
         f"in the queue: p1 ({FIRST})",
         "0.500  link 1: reads, sent 0.400: 1 free",
         "1.000  SIGSTOP begins for process 9",
         "4.000  process 1, p1: granted",
     ):
-        assert told in late.details
+        assert part in late.details
 
 
-def test_who_lacked_a_processor_is_excused() -> None:
+def test_a_waiter_that_lacked_processor_time_is_excused() -> None:
     assert report(a_run(24, lags=[(22, 1.0), (23, 0.9)])).violations == []
     assert report(a_run(24, lags=[(22, 1.0)])).violations != []
-    assert report(a_run(24, lags=[(19, 5.0), (40, 5.0)])).violations != [], "at another time"
+    assert report(a_run(24, lags=[(19, 5.0), (40, 5.0)])).violations != [], "the delays are at other times"
 
 
-def test_who_waited_for_the_engine_is_excused() -> None:
+def test_a_waiter_that_waited_for_the_engine_is_excused() -> None:
     slow = Exchange(23.9, 21.0, "link 1", "mutex", "Query", "1 free")
     for exchange, excused in (
         (slow, True),
@@ -125,11 +125,11 @@ def test_who_waited_for_the_engine_is_excused() -> None:
         assert (violations == []) is excused
 
 
-def test_one_to_whom_something_happened_is_excused() -> None:
+def test_a_waiter_that_was_stopped_is_excused() -> None:
     assert report(a_run(24, incidents=[Incident("SIGSTOP", 21, 22, process=1)])).violations == []
 
 
-def test_a_thread_that_wakes_up_late_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_wakes_up_late_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 0.05, 0.10, 1.15, 1.2])
     end = threading.Event()
 
@@ -155,7 +155,7 @@ def answered(action: str, params: dict[str, Any], status: int, output: dict[str,
     return exchanges.all
 
 
-def test_an_exchange_tells_what_was_shown() -> None:
+def test_an_exchange_shows_the_items_of_the_answer() -> None:
     holder = {"owner": {"S": "me"}}
     lock = {
         "key": {"S": "mutex"},

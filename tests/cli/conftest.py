@@ -1,4 +1,4 @@
-"""A lock table, and a terminal to use it from."""
+"""Fixtures of the command-line tests: a lock table, and a shell that runs `dynamo-lock`."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ TABLE = "airflow_locks"
 class Shell:
     """Runs `dynamo-lock`.
 
-    :ivar environment: more of it, beside the tests' own; None is not there.
+    :ivar environment: variables to add to the environment of the tests; None removes one.
     """
 
     environment: dict[str, str | None]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __call__(self, *arguments: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
-        """To its end, in this process: loading the SDK takes one of its own a second.
+        """Run a command in this process until it ends. A new process would load the SDK for a second.
 
-        :param environment: more of it.
+        :param environment: variables to add, or with None to remove.
         """
-        out, complaints = io.StringIO(), io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(complaints):
-            # Not there in a process of its own. Airflow 3.0's, of an earlier test, writes what is logged to stdout.
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            # A new process has no handlers. That of Airflow 3.0, from an earlier test, would write the log to stdout.
             patch.setattr(logging.getLogger(), "handlers", [])
             for name, value in {**self.environment, **environment}.items():
                 if value is None:
@@ -53,20 +53,20 @@ class Shell:
                 else:
                     patch.setenv(name, value)
             code = run_command([*arguments])
-        return subprocess.CompletedProcess(arguments, code, out.getvalue(), complaints.getvalue())
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """To its end, as it is installed; its input is empty."""
+        """Run the installed command until it ends. Its input is empty."""
         running = self.start(*arguments)
-        out, complaints = running.communicate(timeout=PATIENCE)
-        return subprocess.CompletedProcess(arguments, running.returncode, out, complaints)
+        out, err = running.communicate(timeout=PATIENCE)
+        return subprocess.CompletedProcess(arguments, running.returncode, out, err)
 
     def script(self, script: str, **names: str) -> subprocess.CompletedProcess[str]:
-        """A script that knows it as $DYNAMO_LOCK, and other names; run by bash, to its end."""
-        known = {**os.environ, **self.environment, "DYNAMO_LOCK": DYNAMO_LOCK, **names}
+        """Run a bash script until it ends, with the command as $DYNAMO_LOCK and `names` as other variables."""
+        variables = {**os.environ, **self.environment, "DYNAMO_LOCK": DYNAMO_LOCK, **names}
         return subprocess.run(
             ["bash", "-o", "pipefail", "-c", script],
-            env={name: value for name, value in known.items() if value is not None},
+            env={name: value for name, value in variables.items() if value is not None},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -74,59 +74,59 @@ class Shell:
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """As it is installed, in the background."""
-        known = {**os.environ, **self.environment}
+        """Start the installed command in the background."""
+        variables = {**os.environ, **self.environment}
         running = subprocess.Popen(
             [DYNAMO_LOCK, *arguments],
-            env={name: value for name, value in known.items() if value is not None},
+            env={name: value for name, value in variables.items() if value is not None},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # without the terminal that the tests may have been started from
-            preexec_fn=heed_signals,
+            preexec_fn=restore_signals,
         )
         self.started.append(running)
         return running
 
 
-def heed_signals() -> None:
-    """Where the tests run in the background, or under nohup, these are ignored, and child processes inherit that."""
+def restore_signals() -> None:
+    """Restore the default actions: under nohup or in the background, child processes inherit that these are ignored."""
     for each in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(each, signal.SIG_DFL)
 
 
 @contextmanager
 def terminal(shell: Shell, script: str) -> Iterator[int]:
-    """Its other end, with a shell on it that runs a script, with a job of its own for each command."""
-    ours, theirs = pty.openpty()
+    """Run a script in bash on a new terminal, each command as a job. Yield the other end of the terminal."""
+    controller, bash_end = pty.openpty()
 
-    def take() -> None:
-        heed_signals()
+    def take_terminal() -> None:
+        restore_signals()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     running = subprocess.Popen(
         ["bash", "-m", "-c", script],
-        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),  # type: ignore[call-overload]
+        **dict.fromkeys(("stdin", "stdout", "stderr"), bash_end),  # type: ignore[call-overload]
         env={**os.environ, **shell.environment, "DYNAMO_LOCK": DYNAMO_LOCK},
         start_new_session=True,
-        preexec_fn=take,
+        preexec_fn=take_terminal,
     )
-    os.close(theirs)
+    os.close(bash_end)
     try:
-        yield ours
+        yield controller
     finally:
-        os.close(ours)  # which hangs up
+        os.close(controller)  # which hangs up
         running.kill()
         running.wait()
 
 
-def read_until(said: str, there: int) -> str:
-    """All that a terminal shows before that, and that."""
+def read_until(text: str, terminal_end: int) -> str:
+    """Read what a terminal shows, up to and including a text."""
     found = b""
-    while said.encode() not in found:
-        assert select.select([there], [], [], PATIENCE)[0], found
-        found += os.read(there, 1)  # what comes after it is for who reads next
+    while text.encode() not in found:
+        assert select.select([terminal_end], [], [], PATIENCE)[0], found
+        found += os.read(terminal_end, 1)  # one byte, to leave what follows for the next call
     return found.decode()
 
 
@@ -139,13 +139,13 @@ def engine(moto: Engine) -> Engine:
 
 @pytest.fixture
 def locks(engine: Engine) -> LockClient:
-    """Somebody else's client, whose leases outlast the start of a process on a busy machine."""
+    """Another client, whose leases outlast the start of a process on a busy machine."""
     return LockClient(engine.client(), table=TABLE, owner="somebody else", lease=600)
 
 
 @pytest.fixture
 def shell(engine: Engine) -> Iterator[Shell]:
-    """With the engine for AWS. What it has started ends with the test."""
+    """A shell that uses the engine in place of AWS. The processes that it has started end with the test."""
     urls = {f"AWS_ENDPOINT_URL_{service}": engine.endpoint_url for service in ("DYNAMODB", "S3")}
     shell = Shell({**urls, "AWS_DEFAULT_REGION": REGION})
     yield shell
@@ -156,5 +156,5 @@ def shell(engine: Engine) -> Iterator[Shell]:
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    """A lock of the test's own."""
+    """Key of a lock that only this test uses."""
     return str(request.node.name)

@@ -1,4 +1,4 @@
-"""``airflow dynamo-lock``, and the table of a connection."""
+"""``airflow dynamo-lock``, and the option ``--conn-id``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.cli.conftest import TABLE, Shell
 
 @pytest.fixture
 def connection(engine: Engine) -> str:
-    """As in ``AIRFLOW_CONN_…``."""
+    """A connection to the lock table, as a value of ``AIRFLOW_CONN_…``."""
     extra = {"table": TABLE, "endpoint_url": engine.endpoint_url, "region_name": REGION}
     return json.dumps({"conn_type": "dynamo_lock", "extra": extra})
 
 
-@pytest.mark.skipif(HAS_PROVIDER_COMMANDS, reason="this Airflow has them")
+@pytest.mark.skipif(HAS_PROVIDER_COMMANDS, reason="this Airflow has the commands of providers")
 def test_airflow_before_3_2_has_no_commands_of_providers() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "airflow", "dynamo-lock", "list"], capture_output=True, text=True, timeout=120
@@ -33,13 +33,13 @@ def test_airflow_before_3_2_has_no_commands_of_providers() -> None:
     assert "invalid choice: 'dynamo-lock'" in result.stderr
 
 
-def test_its_help_names_all_commands() -> None:
+def test_the_help_of_the_group_names_all_commands() -> None:
     (command,) = commands()
     assert command.args[0].kwargs["help"].split(", ") == sorted(cli.commands)
 
 
 @pytest.mark.skipif(not HAS_PROVIDER_COMMANDS, reason="this Airflow ignores the commands of providers")
-def test_airflow_has_the_commands(connection: str, locks: LockClient, key: str) -> None:
+def test_airflow_runs_the_commands(connection: str, locks: LockClient, key: str) -> None:
     lease = locks.acquire(key)
     result = subprocess.run(
         [sys.executable, "-m", "airflow", "dynamo-lock", "get", key, "--json"],
@@ -68,10 +68,10 @@ def test_a_connection_names_the_table(shell: Shell, connection: str, locks: Lock
 
 
 @pytest.mark.proof
-def test_a_connection_in_a_command_that_a_task_has_started(
+def test_a_command_that_a_task_has_started_finds_its_connection(
     shell: Shell, connection: str, locks: LockClient, key: str
 ) -> None:
-    """Airflow forbids its database to tasks, and so to their child processes."""
+    """Airflow denies tasks the access to its database, and so their child processes too."""
     environment: dict[str, str | None] = {
         "AIRFLOW_CONN_TEAM": connection,
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "airflow-db-not-allowed:///",
@@ -81,7 +81,7 @@ def test_a_connection_in_a_command_that_a_task_has_started(
     record = locks.get(key)
     assert record is not None
     assert f"DYNAMO_LOCK_TOKEN={record.token}" in ran.stdout
-    # The command gets the environment of the task as it is.
+    # `run` leaves the environment of the task unchanged.
     of_airflow = {line for line in ran.stdout.splitlines() if line.startswith("AIRFLOW__")}
     assert of_airflow == {
         f"{name}={value}"
@@ -91,7 +91,7 @@ def test_a_connection_in_a_command_that_a_task_has_started(
 
 
 @pytest.mark.proof
-def test_a_connection_that_is_not_there(shell: Shell, key: str) -> None:
+def test_a_missing_connection_is_reported(shell: Shell, key: str) -> None:
     refused = shell.run("acquire", key, "--conn-id", "nobody")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "There is no connection 'nobody'" in refused.stderr

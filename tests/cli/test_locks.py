@@ -1,4 +1,4 @@
-"""The commands on locks."""
+"""The commands that acquire, show and administer locks, and `doctor`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.suites import some_in_proof
 DONE, FAILED, USAGE, NOT_OURS = 0, 1, 2, 3
 
 
-def said(result: subprocess.CompletedProcess[str], code: int) -> str:
-    """What it says on stderr, in one line, when it exits with that; and no traceback."""
+def stderr_of(result: subprocess.CompletedProcess[str], code: int) -> str:
+    """Return what a command has printed to stderr. Check its exit code, and that it printed no traceback."""
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
     return result.stderr.strip()
@@ -40,7 +40,7 @@ def said(result: subprocess.CompletedProcess[str], code: int) -> str:
 # -- acquire, renew, release ------------------------------------------------------------------------------------------
 
 
-def test_acquire_prints_the_lease_id_and_nothing_else_and_release_takes_it(
+def test_acquire_prints_only_the_lease_id_which_release_accepts(
     shell: Shell, locks: LockClient, key: str
 ) -> None:
     acquired = shell.run(
@@ -48,7 +48,7 @@ def test_acquire_prints_the_lease_id_and_nothing_else_and_release_takes_it(
     )
     lease_id = acquired.stdout.strip()
 
-    assert said(acquired, DONE) == ""
+    assert stderr_of(acquired, DONE) == ""
     assert acquired.stdout == f"{lease_id}\n"
     record = locks.get(key)
     assert record is not None
@@ -60,20 +60,18 @@ def test_acquire_prints_the_lease_id_and_nothing_else_and_release_takes_it(
 
     renewed = shell("renew", key, lease_id)
     assert renewed.stdout == f"{lease_id}\n"
-    assert said(shell.run("release", key, lease_id), DONE) == ""
-    assert "does not hold the lock" in said(shell("release", key, lease_id), NOT_OURS)
-    assert "does not hold the lock" in said(shell("renew", key, lease_id), NOT_OURS)
+    assert stderr_of(shell.run("release", key, lease_id), DONE) == ""
+    assert "does not hold the lock" in stderr_of(shell("release", key, lease_id), NOT_OURS)
+    assert "does not hold the lock" in stderr_of(shell("renew", key, lease_id), NOT_OURS)
 
 
-def test_a_lock_that_is_held_is_refused_and_the_refusal_says_by_whom(
-    shell: Shell, locks: LockClient, key: str
-) -> None:
+def test_the_refusal_of_a_held_lock_names_the_holder(shell: Shell, locks: LockClient, key: str) -> None:
     locks.acquire(key)
 
     for options in (["--no-wait"], ["--wait-time", "0.5s"]):
         refused = shell("acquire", key, *options)
         assert refused.stdout == ""
-        assert "Locked by somebody else since" in said(refused, NOT_OURS)
+        assert "Locked by somebody else since" in stderr_of(refused, NOT_OURS)
 
 
 def test_acquire_waits_for_the_lock(shell: Shell, locks: LockClient, key: str) -> None:
@@ -90,36 +88,38 @@ def test_acquire_waits_for_the_lock(shell: Shell, locks: LockClient, key: str) -
     assert out.strip() in record.holders
 
 
-def test_slots_of_a_semaphore_and_shared_locks(shell: Shell, key: str) -> None:
+def test_semaphores_and_shared_locks_have_several_holders(shell: Shell, key: str) -> None:
     for _ in range(2):
-        assert said(shell("acquire", key, "--capacity", "2", "--no-wait"), DONE) == ""
-    assert "Locked by" in said(shell("acquire", key, "--capacity", "2", "--no-wait"), NOT_OURS)
-    assert "with a capacity of 2, not 5" in said(shell("acquire", key, "--capacity", "5"), USAGE)
+        assert stderr_of(shell("acquire", key, "--capacity", "2", "--no-wait"), DONE) == ""
+    assert "Locked by" in stderr_of(shell("acquire", key, "--capacity", "2", "--no-wait"), NOT_OURS)
+    assert "with a capacity of 2, not 5" in stderr_of(shell("acquire", key, "--capacity", "5"), USAGE)
 
     for _ in range(2):
-        assert said(shell("acquire", f"{key}/file", "--mode", "shared", "--no-wait"), DONE) == ""
-    assert "Locked by" in said(shell("acquire", f"{key}/file", "--no-wait"), NOT_OURS)
+        assert stderr_of(shell("acquire", f"{key}/file", "--mode", "shared", "--no-wait"), DONE) == ""
+    assert "Locked by" in stderr_of(shell("acquire", f"{key}/file", "--no-wait"), NOT_OURS)
 
 
 @pytest.mark.parametrize("output", some_in_proof(["| true", ">/dev/full", ">&-"], "| true"))
 @pytest.mark.parametrize("options", some_in_proof(["", "--json"], ""))
-def test_a_lock_whose_lease_id_nobody_gets_is_given_back(
+def test_a_lock_is_released_if_its_lease_id_cannot_be_printed(
     shell: Shell, locks: LockClient, key: str, options: str, output: str
 ) -> None:
-    # Its reader is away by the time that there is something to read.
+    # `true` has exited before the command prints.
     result = shell.script(f'$DYNAMO_LOCK acquire "$KEY" --no-wait {options} {output}', KEY=key)
-    complaint = said(result, FAILED)
-    assert "was released, because its lease id could not be printed" in complaint
-    assert len(complaint.splitlines()) == 1
+    error = stderr_of(result, FAILED)
+    assert "was released, because its lease id could not be printed" in error
+    assert len(error.splitlines()) == 1
     record = locks.get(key)
     assert record is not None
     assert not record.holders
 
 
-# -- look -------------------------------------------------------------------------------------------------------------
+# -- show -------------------------------------------------------------------------------------------------------------
 
 
-def test_get_list_and_waiters_show_what_there_is(shell: Shell, locks: LockClient, key: str) -> None:
+def test_get_list_and_waiters_show_the_holder_and_the_waiter(
+    shell: Shell, locks: LockClient, key: str
+) -> None:
     lease = locks.acquire(key)
     waiting = shell.start("acquire", key, "--owner", "bob", "--wait-time", "1 hour")
     try:
@@ -139,8 +139,8 @@ def test_get_list_and_waiters_show_what_there_is(shell: Shell, locks: LockClient
         waiting.communicate()
 
 
-def test_waiters_says_about_how_long_it_may_take(shell: Shell, locks: LockClient, key: str) -> None:
-    """A column that is not there as long as nothing is known."""
+def test_waiters_shows_the_expected_wait(shell: Shell, locks: LockClient, key: str) -> None:
+    """The column is omitted while no wait can be estimated."""
     for name, known in ((f"{key}/unknown", False), (key, True)):
         if known:
             make_usual(locks, name, timedelta(hours=8))
@@ -167,18 +167,18 @@ def test_waiters_says_about_how_long_it_may_take(shell: Shell, locks: LockClient
             assert waits == [None, None]
 
 
-def test_on_a_terminal_a_waiting_command_says_about_how_long_it_may_take(
+def test_a_waiting_command_shows_the_expected_wait_on_a_terminal(
     shell: Shell, locks: LockClient, key: str
 ) -> None:
     make_usual(locks, key, timedelta(hours=8))
     lease = locks.acquire(key)
-    with terminal(shell, f"$DYNAMO_LOCK run {key} -- echo done.") as there:
-        read_until("waiting: 1st of 1, about 8 h", there)
+    with terminal(shell, f"$DYNAMO_LOCK run {key} -- echo done.") as terminal_end:
+        read_until("waiting: 1st of 1, about 8 h", terminal_end)
         locks.release(lease)
-        read_until("done.", there)
+        read_until("done.", terminal_end)
 
 
-def test_a_lock_never_used_is_free(shell: Shell, key: str) -> None:
+def test_a_lock_without_a_record_is_free(shell: Shell, key: str) -> None:
     assert "free" in shell("get", key).stdout
     assert json.loads(shell("get", key, "--json").stdout)["held"] is False
     assert json.loads(shell("list", "--held", "--prefix", key, "--json").stdout) == []
@@ -195,7 +195,7 @@ def test_binary_data_is_printed_as_base64_text(shell: Shell, locks: LockClient, 
     assert json.dumps(encoded, indent=2) in shell("get", key).stdout
 
 
-def test_where_there_is_nothing_to_list_a_sentence_says_so(shell: Shell, locks: LockClient, key: str) -> None:
+def test_an_empty_result_is_reported_in_one_sentence(shell: Shell, locks: LockClient, key: str) -> None:
     nothing = shell("list", "--prefix", key)
     assert (nothing.returncode, nothing.stdout) == (DONE, "")
     assert nothing.stderr == f"No locks with the prefix {key!r} in table 'airflow_locks'.\n"
@@ -224,23 +224,21 @@ def test_watch_prints_a_line_for_each_change(shell: Shell, locks: LockClient, ke
         assert json.loads(watching.stdout.readline())[0]["held"] is True
     finally:
         watching.send_signal(2)
-        _, complaints = watching.communicate(timeout=PATIENCE)
+        _, err = watching.communicate(timeout=PATIENCE)
     assert watching.returncode == 130
-    assert complaints.strip() == ""
+    assert err.strip() == ""
 
 
 @pytest.mark.parametrize("arguments", some_in_proof(["list", "list --json", "get k", "get k --json"], "list"))
-def test_output_that_nobody_reads_is_no_failure_and_output_that_is_lost_is_one(
-    shell: Shell, arguments: str
-) -> None:
-    assert said(shell.script(f"$DYNAMO_LOCK {arguments} | true"), DONE) == ""
-    assert said(shell.script(f"$DYNAMO_LOCK {arguments} >/dev/full"), FAILED) == (
+def test_a_closed_pipe_is_no_failure_but_a_full_disk_is(shell: Shell, arguments: str) -> None:
+    assert stderr_of(shell.script(f"$DYNAMO_LOCK {arguments} | true"), DONE) == ""
+    assert stderr_of(shell.script(f"$DYNAMO_LOCK {arguments} >/dev/full"), FAILED) == (
         "dynamo-lock: No space left on device."
     )
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "out", "complaint"),
+    ("script", "code", "out", "error"),
     [
         ("run k -- echo done <&-", DONE, "done\n", ""),
         pytest.param("run k -- true >&-", DONE, "", "", marks=pytest.mark.proof),
@@ -249,18 +247,18 @@ def test_output_that_nobody_reads_is_no_failure_and_output_that_is_lost_is_one(
         ("get k >&-", FAILED, "", "Bad file descriptor"),
     ],
 )
-def test_streams_that_are_closed(
-    shell: Shell, locks: LockClient, key: str, script: str, code: int, out: str, complaint: str
+def test_closed_standard_streams(
+    shell: Shell, locks: LockClient, key: str, script: str, code: int, out: str, error: str
 ) -> None:
     if "break" in script:
         locks.acquire(key)
     result = shell.script("$DYNAMO_LOCK " + script.replace(" k ", ' "$KEY" '), KEY=key)
-    assert complaint in said(result, code)
+    assert error in stderr_of(result, code)
     assert result.stdout == out
     assert len(result.stderr.splitlines()) <= 2
 
 
-def test_a_parent_that_ignores_its_children(shell: Shell, locks: LockClient, key: str) -> None:
+def test_the_exit_code_if_the_parent_ignores_sigchld(shell: Shell, locks: LockClient, key: str) -> None:
     script = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
         "os.execv(sys.argv[1], sys.argv[1:])"
@@ -268,20 +266,20 @@ def test_a_parent_that_ignores_its_children(shell: Shell, locks: LockClient, key
     result = shell.script(
         f'{sys.executable} -c "{script}" $DYNAMO_LOCK run "$KEY" -- sh -c "exit 7"', KEY=key
     )
-    assert said(result, 7) == ""
+    assert stderr_of(result, 7) == ""
     record = locks.get(key)
     assert record is not None
     assert not record.holders
 
 
-def test_what_the_locale_cannot_write_is_written_in_ascii(shell: Shell) -> None:
+def test_characters_that_the_locale_lacks_are_escaped(shell: Shell) -> None:
     result = shell.script("$DYNAMO_LOCK get schlüssel→", PYTHONIOENCODING="ascii:strict")
-    assert said(result, DONE) == ""
+    assert stderr_of(result, DONE) == ""
     assert "schl\\xfcssel\\u2192" in result.stdout
 
 
 @pytest.mark.parametrize("columns", [40, 80, 140, 200])
-def test_a_narrow_terminal_shows_less_and_not_in_snippets(columns: int) -> None:
+def test_a_narrow_terminal_shows_fewer_columns(columns: int) -> None:
     console = Console(width=columns, file=io.StringIO(), force_terminal=True, color_system=None)
     lease_id = str(uuid.uuid4())
     lock = ("warehouse/orders", "held", "prod/etl/load", lease_id, "03:12:11", "4 s ago", "1767225600123")
@@ -295,7 +293,7 @@ def test_a_narrow_terminal_shows_less_and_not_in_snippets(columns: int) -> None:
     assert (lock[-1] in shown) == (columns >= 140)
 
 
-def test_watch_goes_on_after_an_outage_and_tells_every_change(
+def test_watch_prints_every_change_also_after_an_outage(
     shell: Shell, engine: Engine, locks: LockClient, key: str
 ) -> None:
     with Proxy(engine.endpoint_url) as proxy:
@@ -310,62 +308,62 @@ def test_watch_goes_on_after_an_outage_and_tells_every_change(
             locks.set_capacity(key, 5)
         assert json.loads(watching.stdout.readline())[0]["capacity"] == 5
         watching.send_signal(signal.SIGINT)
-        _, complaints = watching.communicate(timeout=PATIENCE)
+        _, err = watching.communicate(timeout=PATIENCE)
     assert watching.returncode == 130
-    assert "Traceback" not in complaints
+    assert "Traceback" not in err
 
 
-# -- for people at night ----------------------------------------------------------------------------------------------
+# -- administer ------------------------------------------------------------------------------------------------------
 
 
-def test_break_says_whose_it_is_and_asks_first(shell: Shell, locks: LockClient, key: str) -> None:
+def test_break_names_the_holder_and_needs_confirmation(shell: Shell, locks: LockClient, key: str) -> None:
     locks.acquire(key)
 
-    refused = said(shell("break", key), USAGE)
+    refused = stderr_of(shell("break", key), USAGE)
     assert "held by somebody else" in refused
     assert "add --yes" in refused
-    assert said(shell("break", key, "--yes"), DONE) == ""
+    assert stderr_of(shell("break", key, "--yes"), DONE) == ""
     assert locks.try_acquire(key)
-    assert "does not hold the lock" in said(shell("break", key, "nobody", "--yes"), NOT_OURS)
-    assert "nothing to break" in said(shell("break", f"{key}/other"), NOT_OURS)
+    assert "does not hold the lock" in stderr_of(shell("break", key, "nobody", "--yes"), NOT_OURS)
+    assert "nothing to break" in stderr_of(shell("break", f"{key}/other"), NOT_OURS)
 
 
-def test_the_record_says_who_broke_a_lease_and_why(shell: Shell, locks: LockClient, key: str) -> None:
+def test_the_record_shows_who_broke_a_lease_and_why(shell: Shell, locks: LockClient, key: str) -> None:
     lease = locks.acquire(key)
-    assert said(shell("break", key, "--yes", "--reason", "a drill"), DONE) == ""
+    assert stderr_of(shell("break", key, "--yes", "--reason", "a drill"), DONE) == ""
 
     loss = json.loads(shell("get", key, "--json").stdout)["last_loss"]
     assert (loss["lease_id"], loss["broken"], loss["reason"]) == (lease.lease_id, True, "a drill")
     assert loss["by"].endswith(f"@{socket.gethostname()}")
-    assert f"it was broken by {loss['by']} (a drill) at " in said(
+    assert f"it was broken by {loss['by']} (a drill) at " in stderr_of(
         shell("renew", key, lease.lease_id), NOT_OURS
     )
 
 
-def test_a_waiter_is_removed_after_a_question(shell: Shell, locks: LockClient, key: str) -> None:
+def test_remove_waiter_needs_confirmation(shell: Shell, locks: LockClient, key: str) -> None:
     locks.acquire(key)
     waiting = shell.start("run", key, "--", "true")
     wait_until(lambda: locks.waiters(key))
     (waiter,) = locks.waiters(key)
 
-    refused = said(shell("remove-waiter", key, waiter.lease_id), USAGE)
+    refused = stderr_of(shell("remove-waiter", key, waiter.lease_id), USAGE)
     assert "has waited since" in refused
     assert "add --yes" in refused
-    assert said(shell("remove-waiter", key, waiter.lease_id, "--yes", "--reason", "a drill"), DONE) == ""
+    assert stderr_of(shell("remove-waiter", key, waiter.lease_id, "--yes", "--reason", "a drill"), DONE) == ""
 
-    _, complaint = waiting.communicate(timeout=PATIENCE)
+    _, error = waiting.communicate(timeout=PATIENCE)
     assert waiting.returncode == NOT_OURS
-    assert "was ended by " in complaint
-    assert "(a drill): ask there before you run it again." in complaint
-    assert "does not wait for the lock" in said(shell("remove-waiter", key, "nobody", "--yes"), NOT_OURS)
+    assert "was ended by " in error
+    assert "(a drill): ask there before you run it again." in error
+    assert "does not wait for the lock" in stderr_of(shell("remove-waiter", key, "nobody", "--yes"), NOT_OURS)
 
 
-def test_who_is_asked_may_say_no_to_break(shell: Shell, locks: LockClient, key: str) -> None:
+def test_break_can_be_declined_on_a_terminal(shell: Shell, locks: LockClient, key: str) -> None:
     locks.acquire(key)
-    with terminal(shell, f"$DYNAMO_LOCK break {key}; echo exit $?.") as there:
-        read_until("Break it? [y/N]: ", there)
-        os.write(there, b"n\n")
-        answer = read_until("exit 1.", there)
+    with terminal(shell, f"$DYNAMO_LOCK break {key}; echo exit $?.") as terminal_end:
+        read_until("Break it? [y/N]: ", terminal_end)
+        os.write(terminal_end, b"n\n")
+        answer = read_until("exit 1.", terminal_end)
     assert "Not broken." in answer
     assert not locks.try_acquire(key)
 
@@ -376,13 +374,13 @@ def test_the_capacity_of_a_semaphore_is_set_and_unset(shell: Shell, locks: LockC
     record = locks.get(key)
     assert record is not None
     assert record.capacity == 3
-    assert "cannot be unset while the lock is held" in said(shell("capacity", key, "--unset"), USAGE)
+    assert "cannot be unset while the lock is held" in stderr_of(shell("capacity", key, "--unset"), USAGE)
     locks.release(lease)
     assert json.loads(shell("capacity", key, "--unset", "--json").stdout)["capacity_pinned"] is False
-    assert "either a NUMBER" in said(shell("capacity", key), USAGE)
+    assert "either a NUMBER" in stderr_of(shell("capacity", key), USAGE)
 
 
-def test_doctor_finds_nothing_wrong(shell: Shell) -> None:
+def test_doctor_finds_no_problem(shell: Shell) -> None:
     result = shell.run("doctor", "--json")
     assert result.returncode == DONE, result.stdout
     found = {each["what"]: each["verdict"] for each in json.loads(result.stdout)}
@@ -392,27 +390,27 @@ def test_doctor_finds_nothing_wrong(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("role", "warnings"), [("Holder", {"table", "permissions"}), ("Administrator", {"permissions"})]
 )
-def test_doctor_finds_nothing_wrong_with_who_may_do_what_his_role_needs(
+def test_doctor_accepts_a_role_with_its_permissions(
     shell: Shell, engine: Engine, monkeypatch: pytest.MonkeyPatch, role: str, warnings: set[str]
 ) -> None:
     sdk = engine.client()
     guarded = Guarded(sdk, policy_of(role))
     vars(guarded)["_request_signer"] = sdk._request_signer
     monkeypatch.setattr("airflow_dynamo_lock.cli.options._by_sdk", lambda *_: guarded)
-    # In this process, Airflow's log may have been set up to go to stdout.
+    # An earlier test may have set up Airflow's logging to stdout in this process.
     monkeypatch.setattr("airflow_dynamo_lock.cli.doctor.find_spec", lambda _: None)
     result = shell("doctor", "--json")
-    assert said(result, DONE) == ""
+    assert stderr_of(result, DONE) == ""
     found = {each["what"]: each for each in json.loads(result.stdout) if each["what"] != "clock"}
     assert {what for what, each in found.items() if each["verdict"] == "warning"} == warnings
     assert {each["verdict"] for each in found.values()} <= {"ok", "warning"}
     assert "only needed for" in found["permissions"]["found"]
 
 
-def test_doctor_leaves_nothing_behind(shell: Shell, locks: LockClient) -> None:
-    locks.release(locks.acquire("dynamo-lock doctor"))  # left there by an earlier version
+def test_doctor_deletes_its_lock(shell: Shell, locks: LockClient) -> None:
+    locks.release(locks.acquire("dynamo-lock doctor"))  # as an earlier version leaves it
     for _ in range(2):
-        assert said(shell("doctor"), DONE) == ""
+        assert stderr_of(shell("doctor"), DONE) == ""
         assert locks.get("dynamo-lock doctor") is None
     assert locks.waiters("dynamo-lock doctor") == []
 
@@ -420,32 +418,32 @@ def test_doctor_leaves_nothing_behind(shell: Shell, locks: LockClient) -> None:
 def test_doctor_does_not_delete_the_lock_of_another_doctor(
     shell: Shell, locks: LockClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both use the same key: one of them has it by the time that the other cleans up."""
-    release, taken = LockClient.release, list[Lease]()
+    """Both use the same key. The second one acquires it before the first one cleans up."""
+    release, acquired = LockClient.release, list[Lease]()
 
-    def release_and_take(client: LockClient, lease: Lease) -> bool:
+    def release_and_acquire(client: LockClient, lease: Lease) -> bool:
         released = release(client, lease)
-        taken.append(locks.acquire(lease.key, timeout=0))
+        acquired.append(locks.acquire(lease.key, timeout=0))
         return bool(released)
 
-    monkeypatch.setattr(LockClient, "release", release_and_take)
-    assert said(shell("doctor"), DONE) == ""
+    monkeypatch.setattr(LockClient, "release", release_and_acquire)
+    assert stderr_of(shell("doctor"), DONE) == ""
     monkeypatch.undo()
 
-    (lease,) = taken
-    assert locks.renew(lease), "it is still there"
+    (lease,) = acquired
+    assert locks.renew(lease), "the lock of the second doctor is still held"
     locks.release(lease)
 
 
-def test_table_create_makes_one_that_check_finds_good(shell: Shell, key: str) -> None:
+def test_table_check_accepts_what_table_create_creates(shell: Shell, key: str) -> None:
     name = "a_table_of_its_own"
-    assert f"'{name}' does not exist" in said(shell("table", "check", "--table", name), FAILED)
-    assert "is ready" in said(shell("table", "create", "--tablename", name), DONE)
-    assert "is ready" in said(shell("table", "check", DYNAMO_LOCK_TABLE=name), DONE)
-    assert said(shell("acquire", key, "--table", name), DONE) == ""
+    assert f"'{name}' does not exist" in stderr_of(shell("table", "check", "--table", name), FAILED)
+    assert "is ready" in stderr_of(shell("table", "create", "--tablename", name), DONE)
+    assert "is ready" in stderr_of(shell("table", "check", DYNAMO_LOCK_TABLE=name), DONE)
+    assert stderr_of(shell("acquire", key, "--table", name), DONE) == ""
 
 
-# -- what is wrong, in one sentence -----------------------------------------------------------------------------------
+# -- errors, in one sentence each -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -477,8 +475,8 @@ def test_table_create_makes_one_that_check_finds_good(shell: Shell, key: str) ->
         (["run", "k"], "Missing argument 'COMMAND...'"),
     ],
 )
-def test_wrong_arguments(shell: Shell, arguments: list[str], sentence: str) -> None:
-    assert sentence in said(shell(*arguments), USAGE)
+def test_wrong_arguments_are_reported(shell: Shell, arguments: list[str], sentence: str) -> None:
+    assert sentence in stderr_of(shell(*arguments), USAGE)
 
 
 @pytest.mark.parametrize(
@@ -510,13 +508,13 @@ def test_wrong_arguments(shell: Shell, arguments: list[str], sentence: str) -> N
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_what_is_missing(
+def test_missing_settings_are_reported(
     shell: Shell, arguments: list[str], environment: dict[str, str | None], sentence: str
 ) -> None:
     short = ["--wait-time", "0"] if arguments[0] == "acquire" else []
-    complaint = said(shell(*arguments[:1], *short, *arguments[1:], **environment), FAILED)
-    assert sentence in complaint
-    assert len(complaint.splitlines()) == 1
+    error = stderr_of(shell(*arguments[:1], *short, *arguments[1:], **environment), FAILED)
+    assert sentence in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -529,7 +527,7 @@ def test_what_is_missing(
     ],
     ids=["no table", "a dead endpoint", "no credentials", "no region"],
 )
-def test_doctor_says_what_is_missing(
+def test_doctor_reports_missing_settings(
     shell: Shell,
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str | None],

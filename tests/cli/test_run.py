@@ -1,4 +1,4 @@
-"""``dynamo-lock run``: a command works while its lock is held, and no longer."""
+"""``dynamo-lock run``: a command runs only while its lock is held."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from deployments.patience import PATIENCE, wait_until
 from tests.cli.conftest import DYNAMO_LOCK, TABLE, Shell, read_until, terminal
 from tests.suites import some_in_proof
 
-#: A command that says that it works, and ends when it is told to.
+#: A command that prints its process id, and sleeps until a signal ends it.
 WORK = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
 
 
-def works(process: subprocess.Popen[str]) -> int:
-    """The command's process id, once it is at work."""
+def pid_of(process: subprocess.Popen[str]) -> int:
+    """Wait until the command prints its process id, and return it."""
     assert process.stdout
     return int(process.stdout.readline())
 
 
 def state(pid: int) -> str:
-    """As ps shows it: T for a process that is stopped, Z for one that nobody has buried, nothing for none."""
+    """Return the state as ps shows it: T for a stopped process, Z for a zombie, empty if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -51,7 +51,7 @@ def is_free(locks: LockClient, key: str) -> bool:
     return record is None or not record.holders
 
 
-def test_the_command_has_the_lock_its_token_and_its_own_exit_code(
+def test_the_command_gets_the_token_and_determines_the_exit_code(
     shell: Shell, locks: LockClient, key: str
 ) -> None:
     script = (
@@ -68,16 +68,16 @@ def test_the_command_has_the_lock_its_token_and_its_own_exit_code(
     assert (int(token), lease_id in record.holders) == (record.token, False)
 
 
-def test_a_command_in_a_command_that_needs_the_same_lock_is_an_error_at_once(shell: Shell, key: str) -> None:
+def test_a_nested_run_that_needs_the_same_lock_fails_at_once(shell: Shell, key: str) -> None:
     result = shell.run("run", key, "--", DYNAMO_LOCK, "run", "--wait-time", "1 hour", key, "--", "true")
     assert result.returncode == 3
     assert f"because it holds '{key}' itself" in result.stderr
 
 
-def test_a_command_in_a_command_takes_part_in_the_search_for_deadlocks(
+def test_a_nested_run_takes_part_in_the_search_for_deadlocks(
     shell: Shell, locks: LockClient, key: str
 ) -> None:
-    ours = locks.acquire(f"{key}/ours")
+    lease = locks.acquire(f"{key}/ours")
     running = shell.start("run", f"{key}/theirs", "--", DYNAMO_LOCK, "run", f"{key}/ours", "--", "true")
 
     def waits() -> bool:
@@ -85,25 +85,23 @@ def test_a_command_in_a_command_takes_part_in_the_search_for_deadlocks(
         return record is not None and any(each.waits for each in record.holders.values())
 
     wait_until(waits)
-    here = ""
-    try:  # the times by which the two waits are ordered may differ by 2 s
-        locks.release(locks.acquire(f"{key}/theirs", timeout=PATIENCE, holding=[ours]))
+    local_error = ""
+    try:  # the times that order the two waits may differ by 2 s, so either may fail
+        locks.release(locks.acquire(f"{key}/theirs", timeout=PATIENCE, holding=[lease]))
     except LockDeadlockError as deadlock:
-        here = str(deadlock)
-    locks.release(ours)
-    _, complaints = running.communicate(timeout=PATIENCE)
-    assert running.returncode == (0 if here else 3), complaints
-    assert f"holds '{key}/theirs' and waits for '{key}/ours'" in here + complaints
+        local_error = str(deadlock)
+    locks.release(lease)
+    _, err = running.communicate(timeout=PATIENCE)
+    assert running.returncode == (0 if local_error else 3), err
+    assert f"holds '{key}/theirs' and waits for '{key}/ours'" in local_error + err
 
 
-def test_it_waits_for_the_lock_and_holds_it_with_heartbeats(
-    shell: Shell, locks: LockClient, key: str
-) -> None:
+def test_run_waits_for_the_lock_and_sends_heartbeats(shell: Shell, locks: LockClient, key: str) -> None:
     lease = locks.acquire(key)
     running = shell.start("run", "--lease-duration", "2s", key, "--", *WORK)
     wait_until(lambda: locks.waiters(key))
     locks.release(lease)
-    pid = works(running)
+    pid = pid_of(running)
 
     def held_for_two_leases() -> bool:
         record = locks.get(key)
@@ -132,14 +130,16 @@ def test_it_waits_for_the_lock_and_holds_it_with_heartbeats(
         ),
     ],
 )
-def test_signals_are_passed_on(shell: Shell, locks: LockClient, key: str, number: signal.Signals) -> None:
+def test_signals_are_forwarded_to_the_command(
+    shell: Shell, locks: LockClient, key: str, number: signal.Signals
+) -> None:
     script = (
         "import signal, sys, time, os\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(40 + {int(number)}))\n"
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     running = shell.start("run", key, "--", sys.executable, "-c", script)
-    works(running)
+    pid_of(running)
 
     running.send_signal(number)
 
@@ -148,9 +148,9 @@ def test_signals_are_passed_on(shell: Shell, locks: LockClient, key: str, number
     assert is_free(locks, key)
 
 
-def test_a_command_that_is_killed_frees_the_lock(shell: Shell, locks: LockClient, key: str) -> None:
+def test_the_lock_of_a_killed_command_is_released(shell: Shell, locks: LockClient, key: str) -> None:
     running = shell.start("run", key, "--", *WORK)
-    os.kill(works(running), signal.SIGKILL)
+    os.kill(pid_of(running), signal.SIGKILL)
 
     running.communicate(timeout=PATIENCE)
 
@@ -158,34 +158,32 @@ def test_a_command_that_is_killed_frees_the_lock(shell: Shell, locks: LockClient
     assert is_free(locks, key)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do that")
-def test_the_command_does_not_outlive_a_dynamo_lock_that_is_killed(
-    shell: Shell, locks: LockClient, key: str
-) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_the_command_does_not_outlive_a_killed_dynamo_lock(shell: Shell, locks: LockClient, key: str) -> None:
     running = shell.start("run", key, "--", *WORK)
-    pid = works(running)
+    pid = pid_of(running)
 
     running.kill()
     running.communicate(timeout=PATIENCE)
 
     wait_until(lambda: not is_alive(pid))
-    assert not is_free(locks, key), "until its lease runs out"
+    assert not is_free(locks, key), "the lock is held until the lease runs out"
 
 
-def test_the_command_is_ended_when_the_lease_is_lost(shell: Shell, locks: LockClient, key: str) -> None:
+def test_the_command_is_stopped_when_the_lease_is_lost(shell: Shell, locks: LockClient, key: str) -> None:
     running = shell.start("run", "--lease-duration", "3s", key, "--", *WORK)
-    pid = works(running)
+    pid = pid_of(running)
     break_lock(locks, key)
 
-    _, complaint = running.communicate(timeout=PATIENCE)
+    _, err = running.communicate(timeout=PATIENCE)
 
     assert running.returncode == 3
-    assert "was lost while the command ran" in complaint
-    assert "Traceback" not in complaint
+    assert "was lost while the command ran" in err
+    assert "Traceback" not in err
     assert not is_alive(pid)
 
 
-def test_a_command_that_does_not_want_to_end_is_killed(shell: Shell, locks: LockClient, key: str) -> None:
+def test_a_command_that_ignores_sigterm_is_killed(shell: Shell, locks: LockClient, key: str) -> None:
     script = (
         "import os, signal, time; signal.signal(15, signal.SIG_IGN)\n"
         "print(os.getpid(), flush=True); time.sleep(60)"
@@ -193,7 +191,7 @@ def test_a_command_that_does_not_want_to_end_is_killed(shell: Shell, locks: Lock
     running = shell.start(
         "run", "--lease-duration", "3s", "--kill-after", "0.5s", key, "--", sys.executable, "-c", script
     )
-    pid = works(running)
+    pid = pid_of(running)
     break_lock(locks, key)
 
     running.communicate(timeout=PATIENCE)
@@ -202,7 +200,7 @@ def test_a_command_that_does_not_want_to_end_is_killed(shell: Shell, locks: Lock
     assert not is_alive(pid)
 
 
-def test_who_does_not_get_the_lock_does_not_run(
+def test_the_command_does_not_run_without_the_lock(
     shell: Shell, locks: LockClient, key: str, tmp_path: Path
 ) -> None:
     locks.acquire(key)
@@ -221,7 +219,7 @@ def test_who_does_not_get_the_lock_does_not_run(
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.proof),
     ],
 )
-def test_who_is_interrupted_while_waiting_runs_nothing(
+def test_an_interrupted_waiter_runs_nothing(
     shell: Shell, locks: LockClient, key: str, number: signal.Signals, code: int
 ) -> None:
     locks.acquire(key)
@@ -230,18 +228,18 @@ def test_who_is_interrupted_while_waiting_runs_nothing(
 
     waiting.send_signal(number)
 
-    out, complaint = waiting.communicate(timeout=PATIENCE)
+    out, err = waiting.communicate(timeout=PATIENCE)
     assert (waiting.returncode, out) == (code, "")
-    assert "Traceback" not in complaint
-    assert locks.waiters(key) == [], "it has left the line"
+    assert "Traceback" not in err
+    assert locks.waiters(key) == [], "the waiter has left the queue"
 
 
-@pytest.mark.parametrize(("there", "code"), [(False, 127), (True, 126)])
-def test_a_command_that_cannot_be_run_takes_no_lock(
-    shell: Shell, locks: LockClient, key: str, tmp_path: Path, there: bool, code: int
+@pytest.mark.parametrize(("exists", "code"), [(False, 127), (True, 126)])
+def test_no_lock_is_acquired_for_a_command_that_cannot_run(
+    shell: Shell, locks: LockClient, key: str, tmp_path: Path, exists: bool, code: int
 ) -> None:
     command = tmp_path / "command"
-    if there:
+    if exists:
         command.touch(mode=0o600)
     result = shell("run", key, "--", str(command))
     assert result.returncode == code
@@ -249,7 +247,7 @@ def test_a_command_that_cannot_be_run_takes_no_lock(
     assert locks.get(key) is None
 
 
-def test_a_command_that_turns_out_not_to_be_one_frees_the_lock(
+def test_the_lock_is_released_if_the_command_has_a_wrong_format(
     shell: Shell, locks: LockClient, key: str, tmp_path: Path
 ) -> None:
     command = tmp_path / "command"
@@ -261,7 +259,7 @@ def test_a_command_that_turns_out_not_to_be_one_frees_the_lock(
     assert is_free(locks, key)
 
 
-def test_without_what_it_takes_to_lock_nothing_runs(shell: Shell, key: str, tmp_path: Path) -> None:
+def test_the_command_does_not_run_without_a_lock_table(shell: Shell, key: str, tmp_path: Path) -> None:
     nowhere = replace(shell, environment={**shell.environment, "DYNAMO_LOCK_TABLE": "nowhere"})
     result = nowhere.run("run", key, "--", "touch", str(tmp_path / "trace"))
     assert result.returncode == 1
@@ -270,41 +268,39 @@ def test_without_what_it_takes_to_lock_nothing_runs(shell: Shell, key: str, tmp_
     assert not (tmp_path / "trace").exists()
 
 
-# -- what must not go on without the lock -----------------------------------------------------------------------------
+# -- stopped commands and child processes -----------------------------------------------------------------------------
 
 
-def test_a_job_is_stopped_as_a_whole_wherever_its_input_comes_from(
-    shell: Shell, locks: LockClient, key: str
-) -> None:
+def test_a_job_with_piped_input_is_stopped_as_a_whole(shell: Shell, locks: LockClient, key: str) -> None:
     script = f"echo data | $DYNAMO_LOCK run {key} -- sh -c 'echo pid=$$.; cat; exec sleep 60'; echo stopped; read x; fg"
-    with terminal(shell, script) as there:
-        read_until("pid=", there)
-        pid = int(read_until(".", there).removesuffix("."))
-        read_until("data", there)
-        os.write(there, b"\x1a")  # Ctrl-Z
+    with terminal(shell, script) as terminal_end:
+        read_until("pid=", terminal_end)
+        pid = int(read_until(".", terminal_end).removesuffix("."))
+        read_until("data", terminal_end)
+        os.write(terminal_end, b"\x1a")  # Ctrl-Z
 
-        read_until("stopped", there)
+        read_until("stopped", terminal_end)
         wait_until(lambda: state(pid) == "T")
-        os.write(there, b"\n")
+        os.write(terminal_end, b"\n")
         wait_until(lambda: state(pid) == "S")  # again in the foreground
-        os.write(there, b"\x03")  # Ctrl-C
+        os.write(terminal_end, b"\x03")  # Ctrl-C
         wait_until(lambda: not is_alive(pid))
         wait_until(lambda: is_free(locks, key))
 
 
-def test_a_command_may_ask_at_the_terminal_wherever_its_input_comes_from(shell: Shell, key: str) -> None:
+def test_a_command_with_piped_input_can_read_the_terminal(shell: Shell, key: str) -> None:
     script = f"echo data | $DYNAMO_LOCK run {key} -- sh -c 'echo ask; read x </dev/tty; echo got $x'"
-    with terminal(shell, script) as there:
-        read_until("ask", there)
-        os.write(there, b"this\n")
-        read_until("got this", there)
+    with terminal(shell, script) as terminal_end:
+        read_until("ask", terminal_end)
+        os.write(terminal_end, b"this\n")
+        read_until("got this", terminal_end)
 
 
 def test_without_a_terminal_the_command_is_stopped_with_dynamo_lock(
     shell: Shell, locks: LockClient, key: str
 ) -> None:
     running = shell.start("run", key, "--", *WORK)
-    pid = works(running)
+    pid = pid_of(running)
 
     running.send_signal(signal.SIGTSTP)
     wait_until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
@@ -320,21 +316,21 @@ def test_without_a_terminal_the_command_is_stopped_with_dynamo_lock(
     assert is_free(locks, key)
 
 
-def test_a_command_does_not_go_on_when_the_lease_has_run_out_while_it_was_stopped(
+def test_a_stopped_command_does_not_continue_under_a_lost_lease(
     shell: Shell, locks: LockClient, key: str, tmp_path: Path
 ) -> None:
     script = f"echo $$; kill -TSTP $PPID; : >{tmp_path}/went-on; exec sleep 60"
     running = shell.start("run", "--lease-duration", "2s", key, "--", "sh", "-c", script)
-    pid = works(running)
+    pid = pid_of(running)
     wait_until(lambda: (state(running.pid), state(pid)) == ("T", "T"))
-    went_on = (tmp_path / "went-on").exists()  # it had a moment
+    went_on = (tmp_path / "went-on").exists()  # it may have written this before it was stopped
     locks.release(locks.acquire(key, timeout=60))
     running.send_signal(signal.SIGCONT)
 
-    _, complaint = running.communicate(timeout=PATIENCE)
+    _, err = running.communicate(timeout=PATIENCE)
 
     assert running.returncode == 3
-    assert "was lost while the command ran" in complaint
+    assert "was lost while the command ran" in err
     assert not is_alive(pid)
     assert (tmp_path / "went-on").exists() == went_on
 
@@ -344,7 +340,7 @@ def test_a_command_does_not_go_on_when_the_lease_has_run_out_while_it_was_stoppe
     "trap",
     [pytest.param("", marks=pytest.mark.proof, id="ends"), pytest.param("trap '' TERM;", id="ignores")],
 )
-def test_what_the_command_leaves_in_its_group_has_ended_when_the_lock_is_free(
+def test_the_process_group_has_ended_when_the_lock_is_released(
     shell: Shell, locks: LockClient, key: str, end: str, trap: str
 ) -> None:
     script = f"{trap} sleep 60 & trap - TERM; echo $$ $!; {'exit 5' if end == 'done' else 'wait'}"
@@ -365,13 +361,13 @@ def test_what_the_command_leaves_in_its_group_has_ended_when_the_lock_is_free(
     assert is_free(locks, key)
 
 
-def test_what_leaves_the_group_outlives_the_command(shell: Shell, locks: LockClient, key: str) -> None:
+def test_a_process_outside_the_group_outlives_the_command(shell: Shell, locks: LockClient, key: str) -> None:
     script = (
         "import os, subprocess\n"
         "print(subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=-3, stderr=-3).pid)"
     )
     running = shell.start("run", key, "--", sys.executable, "-c", script)
-    pid = works(running)
+    pid = pid_of(running)
     running.communicate(timeout=PATIENCE)
     try:
         assert is_alive(pid)
@@ -380,10 +376,10 @@ def test_what_leaves_the_group_outlives_the_command(shell: Shell, locks: LockCli
         os.kill(pid, signal.SIGKILL)
 
 
-# -- nothing is run ---------------------------------------------------------------------------------------------------
+# -- the command does not start ---------------------------------------------------------------------------------------
 
 
-def test_a_lease_that_is_lost_before_the_command_begins_runs_nothing(
+def test_a_lease_that_is_lost_before_the_start_runs_nothing(
     shell: Shell, locks: LockClient, key: str, tmp_path: Path
 ) -> None:
     result = shell.run(
@@ -397,7 +393,7 @@ def test_a_lease_that_is_lost_before_the_command_begins_runs_nothing(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
-def test_a_process_that_is_killed_while_it_waits_frees_the_lock(
+def test_the_lock_is_released_if_the_child_is_killed_before_the_start(
     shell: Shell, locks: LockClient, key: str
 ) -> None:
     lease = locks.acquire(key)
@@ -407,18 +403,18 @@ def test_a_process_that_is_killed_while_it_waits_frees_the_lock(
     os.kill(int(child), signal.SIGKILL)
     locks.release(lease)
 
-    _, complaint = waiting.communicate(timeout=PATIENCE)
+    _, err = waiting.communicate(timeout=PATIENCE)
 
     assert waiting.returncode == 128 + signal.SIGKILL
-    assert "ended before it executed" in complaint
-    assert len(complaint.splitlines()) == 1
+    assert "ended before it executed" in err
+    assert len(err.splitlines()) == 1
     assert is_free(locks, key)
 
 
-# -- as any other program would run it ---------------------------------------------------------------------------------
+# -- signals of the command -------------------------------------------------------------------------------------------
 
 
-def test_the_command_ignores_no_signal_that_this_process_does_not(shell: Shell, key: str) -> None:
+def test_the_command_does_not_inherit_ignored_signals(shell: Shell, key: str) -> None:
     script = "sed -n 's/^SigIgn://p' /proc/self/status; yes | head -1"
     result = shell.run("run", key, "--", "sh", "-c", script)
     ignored, _ = result.stdout.split()
@@ -429,7 +425,7 @@ def test_the_command_ignores_no_signal_that_this_process_does_not(shell: Shell, 
 # -- DynamoDB cannot be reached ---------------------------------------------------------------------------------------
 
 
-def test_who_waits_for_an_answer_says_so_once(shell: Shell, key: str) -> None:
+def test_a_command_that_waits_for_dynamodb_prints_it_once(shell: Shell, key: str) -> None:
     nowhere = ("--endpoint-url", "http://127.0.0.1:1", "--wait-time", "4s")
     for command in (["run", *nowhere, key, "--", *WORK], ["acquire", *nowhere, key]):
         result = shell.run(*command)
@@ -439,40 +435,40 @@ def test_who_waits_for_an_answer_says_so_once(shell: Shell, key: str) -> None:
         assert "cannot be reached" in failure
 
 
-def test_a_release_that_is_tried_again_says_so_and_can_be_interrupted(shell: Shell, key: str) -> None:
+def test_a_retried_release_is_reported_and_can_be_interrupted(shell: Shell, key: str) -> None:
     with MotoServer() as engine:
         LockClient(engine.client(), table=TABLE).create_table()
         url = ("--endpoint-url", engine.endpoint_url)
         running = shell.start("run", *url, "--lease-duration", "1 hour", key, "--", *WORK)
-        pid = works(running)
+        pid = pid_of(running)
     os.kill(pid, signal.SIGUSR1)
 
     assert running.stderr
     assert f"Releasing {key!r}" in running.stderr.readline()
     running.terminate()
 
-    _, complaint = running.communicate(timeout=PATIENCE)
-    assert "could not be released, its lease will run out: interrupted" in complaint
-    assert len(complaint.splitlines()) == 1
+    _, err = running.communicate(timeout=PATIENCE)
+    assert "could not be released, its lease will run out: interrupted" in err
+    assert len(err.splitlines()) == 1
     assert running.returncode == 128 + signal.SIGUSR1
 
 
-def test_a_lease_that_was_lost_is_not_released_again_and_again(shell: Shell, key: str) -> None:
+def test_the_release_of_a_lost_lease_is_not_retried(shell: Shell, key: str) -> None:
     with MotoServer() as engine:
         LockClient(engine.client(), table=TABLE).create_table()
         url = ("--endpoint-url", engine.endpoint_url)
         running = shell.start("run", *url, "--lease-duration", "2s", key, "--", *WORK)
-        works(running)
+        pid_of(running)
 
-    _, complaint = running.communicate(timeout=PATIENCE)
+    _, err = running.communicate(timeout=PATIENCE)
 
     assert running.returncode == 3
-    assert "could not be released" in complaint
-    assert "no heartbeat has succeeded in time" in complaint
-    assert "Releasing" not in complaint
+    assert "could not be released" in err
+    assert "no heartbeat has succeeded in time" in err
+    assert "Releasing" not in err
 
 
-def test_a_process_of_another_user_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_another_user_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 

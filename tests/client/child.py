@@ -1,7 +1,7 @@
-"""A holder in a process of its own, to be stopped and killed.
+"""A process with a lock client of its own, which a test can stop and kill.
 
-``python -m tests.client.child`` is the process: it does what it is told on its standard input, one line of JSON each,
-and tells what came of it, and what happened to it, on its standard output. `Child` is its face in the tests.
+``python -m tests.client.child`` is the process. It reads commands from its standard input, one line of JSON each. To
+its standard output it writes their results, and events such as a lost lease. `Child` starts and controls it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from deployments.patience import PATIENCE
 
 
 class Child:
-    """A process with a client of its own, for the length of a ``with`` block."""
+    """A process with a client of its own. It runs during a ``with`` block."""
 
     def __init__(self, kind: str, endpoint_url: str, *, wall_clock_off: float = 0.0, **options: Any) -> None:
         self._settings = [kind, endpoint_url, wall_clock_off, options]
@@ -56,19 +56,19 @@ class Child:
             self._lines.put(line)
         self._lines.put("")
 
-    def tell(self, do: str, **options: Any) -> None:
-        """Have it do something, without waiting for it."""
+    def send(self, do: str, **options: Any) -> None:
+        """Send a command, without waiting for its result."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps([do, options]) + "\n")
         self.process.stdin.flush()
 
     def do(self, do: str, **options: Any) -> Any:
-        """Have it do something, and say what came of it: a value, or the name of the error."""
-        self.tell(do, **options)
-        return self.hear(do)
+        """Send a command, and return its result, or the name of its error."""
+        self.send(do, **options)
+        return self.receive(do)
 
-    def hear(self, what: str) -> Any:
-        """Return the value of its next report, which must be about `what`."""
+    def receive(self, what: str) -> Any:
+        """Wait for the next report, which must be about `what`, and return its value."""
         try:
             line = self._lines.get(timeout=PATIENCE)
         except Empty:
@@ -81,27 +81,27 @@ class Child:
         return value
 
     def kill(self) -> float:
-        """Kill it hard; the moment after which it certainly does nothing."""
+        """Kill the process. Returns a time after which it certainly does nothing."""
         self.process.kill()
         self.process.wait()
         return time.monotonic()
 
     def stop(self) -> None:
-        """Stop it in whatever it does, as a paused machine is stopped."""
+        """Stop the process at any point, as if its machine were paused."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Let it go on, unaware."""
+        """Continue the process after `stop`."""
         self.process.send_signal(signal.SIGCONT)
 
 
-# What has been told already.
-_ANSWERED = object()
+# Result of a command that has sent its report already.
+_REPORTED = object()
 
 
-class _Doer:
-    """What runs in the child."""
+class _Commands:
+    """The commands, as they run in the child process."""
 
     def __init__(self, client: LockClient) -> None:
         self._client = client
@@ -109,27 +109,27 @@ class _Doer:
         self._lease: Lease | None = None
 
     def take(self, key: str, **options: Any) -> dict[str, Any] | None:
-        """Take the lock, with no heartbeats."""
+        """Acquire the lock, without heartbeats."""
         self._lease = self._client.try_acquire(key, **options)
         return self._lease.as_dict() if self._lease else None
 
     def enter_block(self, key: str, **options: Any) -> dict[str, Any]:
-        """Enter a with block, with background heartbeats."""
+        """Enter a ``with`` block, with background heartbeats."""
         self._lease = self._blocks.enter_context(self._client.lock(key, on_lost=self._on_lost, **options))
         return self._lease.as_dict()
 
     def leave_block(self) -> None:
-        """Leave it."""
+        """Leave the block."""
         self._blocks.close()
 
     def check(self) -> float:
-        """What is left of the lease."""
+        """Check the lease, and return its remaining seconds."""
         assert self._lease
         self._lease.check()
         return self._lease.remaining()
 
     def renew(self) -> None:
-        """Send a heartbeat, as one who does not know what time has passed."""
+        """Send a heartbeat, as a client that does not know how much time has passed."""
         assert self._lease
         self._client.renew(replace(self._lease, term=None))
 
@@ -139,29 +139,29 @@ class _Doer:
         return bool(self._client.release(self._lease))
 
     def acquire(self, key: str, **options: Any) -> str:
-        """Take the lock, and tell as soon as there is a place in the queue. The name of its owner."""
+        """Wait for the lock, and return its owner. Reports ``waiting`` once it is queued."""
         waiting = SimpleQueue[object]()
 
-        def on_position(standing: QueuePosition) -> None:
+        def on_position(position: QueuePosition) -> None:
             if waiting.empty():
-                waiting.put(standing)
-                _tell("waiting", os.getpid())
+                waiting.put(position)
+                _report("waiting", os.getpid())
 
         self._lease = self._client.acquire(key, on_position=on_position, **options)
         return self._lease.owner
 
     def enter(self) -> None:
-        """Enter the lease, as one process of many."""
+        """Enter the lease, as a process named ``process``."""
         assert self._lease
         self._lease = self._client.enter(self._lease, "process")
 
     def leave(self) -> None:
-        """Leave it."""
+        """Leave the lease."""
         assert self._lease
         self._client.leave(self._lease, "process")
 
     def wait_in_thread(self, key: str) -> None:
-        """Wait for the lock in another thread, and return once it has a place in the queue."""
+        """Wait for the lock in another thread. Returns once the waiter is queued."""
         waiting = threading.Event()
         options: dict[str, Any] = {"on_position": lambda _: waiting.set(), "poll_interval": 0.1}
         threading.Thread(target=self._client.acquire, args=(key,), kwargs=options, daemon=True).start()
@@ -174,7 +174,7 @@ class _Doer:
                 thread.join()
 
     def connections(self, key: str) -> list[list[Any]]:
-        """Both ends of the connections over which it has just asked for that lock."""
+        """Read the lock, and return both ends of the client's connections."""
         self._client.get(key)
         session: Any = self._client._client._endpoint.http_session
         pools = session._manager.pools
@@ -183,23 +183,23 @@ class _Doer:
         return [[each.sock.getsockname(), each.sock.getpeername()] for each in found]
 
     def close(self) -> None:
-        """Stop all heartbeats, and release what they were sent for."""
+        """Close the client: stop all heartbeats, and release their leases."""
         self._client.close(release=True)
 
     def fork(self, what: str, about: str, **options: Any) -> object:
-        """Fork. The child tells its process id, does something, and tells what came of it."""
+        """Fork. The fork reports its process id, runs the command `what`, and reports its result as `about`."""
         if os.fork():
-            return _ANSWERED
+            return _REPORTED
         try:
-            _tell("fork", os.getpid())
-            _tell(about, getattr(self, what)(**options))
+            _report("fork", os.getpid())
+            _report(about, getattr(self, what)(**options))
         except BaseException as failure:
-            _tell(about, type(failure).__name__)
+            _report(about, type(failure).__name__)
         finally:
             os._exit(0)
 
     def fork_in_block(self, ending: str) -> int:
-        """Fork in the block. The child leaves it in that way. Returns how the child ended."""
+        """Fork in the block. The fork leaves it by `ending`. Returns the exit code of the fork."""
         if pid := os.fork():
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         try:
@@ -209,13 +209,13 @@ class _Doer:
             os._exit(0)
 
     def fork_in_async_block(self, endpoint_url: str, key: str, ending: str) -> None:
-        """The same in a coroutine. The process ends there: a fork spoils the event loop of its parent."""
+        """Do the same in a coroutine. This process then exits: a fork spoils the event loop of its parent."""
 
         async def block() -> None:
             async with async_lock_client(endpoint_url) as client, client.lock(key):
                 if pid := os.fork():
-                    os.waitpid(pid, 0)  # noqa: ASYNC222 - nothing else is to happen
-                    _tell("fork_in_async_block", None)
+                    os.waitpid(pid, 0)  # noqa: ASYNC222 - nothing else must run
+                    _report("fork_in_async_block", None)
                     os._exit(0)
                 _end(ending)
 
@@ -225,7 +225,7 @@ class _Doer:
             os._exit(0)
 
     def fork_in_operation(self, key: str) -> None:
-        """Fork where an operation calls back. What it does in the child to clean up is not the child's to do."""
+        """Fork inside an operation. The fork must not run the cleanup of its parent's operation."""
         core = self._client._core
 
         def operation() -> Operation[None]:
@@ -247,7 +247,7 @@ class _Doer:
                 os._exit(0)
 
     def _on_lost(self, lease: Lease, lost: LockLostError) -> None:
-        _tell("lost", str(lost))
+        _report("lost", str(lost))
 
 
 def _end(ending: str) -> None:
@@ -257,7 +257,7 @@ def _end(ending: str) -> None:
         raise ZeroDivisionError
 
 
-def _tell(about: str, value: Any) -> None:
+def _report(about: str, value: Any) -> None:
     print(json.dumps([about, value]), flush=True)
 
 
@@ -267,15 +267,15 @@ def main() -> None:
     time.time_ns = lambda: right_ns() + int(wall_clock_off * 1e9)
     time.time = lambda: right() + wall_clock_off
     with lock_client(kind, endpoint_url, **options) as client:
-        doer = _Doer(client)
+        commands = _Commands(client)
         for line in sys.stdin:
             do, arguments = json.loads(line)
             try:
-                value = getattr(doer, do)(**arguments)
+                value = getattr(commands, do)(**arguments)
             except LockError as failure:
                 value = type(failure).__name__
-            if value is not _ANSWERED:
-                _tell(do, value)
+            if value is not _REPORTED:
+                _report(do, value)
     os._exit(0)
 
 

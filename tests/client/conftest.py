@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ],
 )
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """A served DynamoDB with a lock table. One that cannot start fails the tests."""
+    """A running engine with a lock table. If it cannot start, the tests fail."""
     served: Engine = request.getfixturevalue(request.param.name.replace("-", "_"))
     with lock_client("sync", served.endpoint_url) as client:
         client.create_table()
@@ -53,13 +53,13 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK's own retries come without the pause of up to a second before each: they do the same, sooner."""
+    """Remove the SDK's pause of up to a second before each retry, which only costs time."""
     monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
 
 
 @pytest.fixture
 def shows_refused(engine: Engine) -> bool:
-    """Whether the engine shows the item of a refused write, as DynamoDB does."""
+    """Whether the engine returns the item with a refused write, as DynamoDB does."""
     return isinstance(engine, MotoServer)
 
 
@@ -77,20 +77,20 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    """A lock of the test's own."""
+    """A lock key that no other test uses."""
     return str(request.node.name)
 
 
 @pytest.fixture
 def proxy(engine: Engine) -> Iterator[Proxy]:
-    """A proxy before the engine."""
+    """A proxy in front of the engine."""
     with Proxy(engine.endpoint_url) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def make_client(engine: Engine, kind: str) -> Iterator[MakeClient]:
-    """Makes clients that last as long as the test."""
+    """Makes clients, which are closed when the test ends."""
     with ExitStack() as stack:
 
         def make(through: Proxy | None = None, **options: Any) -> LockClient:
@@ -102,24 +102,24 @@ def make_client(engine: Engine, kind: str) -> Iterator[MakeClient]:
 
 @pytest.fixture
 def elsewhere(make_client: MakeClient) -> LockClient:
-    """Another client, of another process as it were."""
+    """A second client. It stands for another process."""
     return make_client(owner="elsewhere")
 
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    """For those who wait."""
+    """Threads in which waiters can run."""
     with ThreadPoolExecutor(20) as pool:
         yield pool
 
 
 @pytest.fixture
 def client(make_client: MakeClient) -> LockClient:
-    """A client that talks to the engine directly."""
+    """A client that sends its requests to the engine directly, not through the proxy."""
     return make_client()
 
 
 @pytest.fixture
 def sdk_client(engine: Engine) -> Any:
-    """The SDK's own client, to look behind the lock's."""
+    """An SDK client, to read and write items without the lock client."""
     return boto3.client("dynamodb", endpoint_url=engine.endpoint_url)

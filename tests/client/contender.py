@@ -1,7 +1,6 @@
-"""Contenders in a process of their own: so many threads or coroutines, each of which takes one lock again and again and
-writes into a ledger when it is in and when it is out.
+"""Processes whose threads or coroutines contend for one lock, and write to a ledger when they enter and leave.
 
-``python -m tests.client.contender SETTINGS`` is the process; `contend` starts several and reads what they wrote.
+``python -m tests.client.contender SETTINGS`` is one process. `contend` starts several, and returns the ledger.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from pathlib import Path
 
 from deployments.clients import async_lock_client, lock_client
 
-#: How long a stay lasts, seconds: long enough that somebody who should not be in would be seen.
+#: Seconds that a holder stays inside: long enough for a second holder to show in the ledger.
 STAY = 0.002
-#: An engine on a busy machine may take seconds for what a crowd asks at once. What is lost is tried elsewhere.
+#: On a busy machine, the engine may take seconds to answer many requests at once. Other files test lost replies.
 SDK = {"read_timeout": 30}
 
 
 @dataclass(frozen=True)
 class Contenders:
-    """What one process does.
+    """The settings of one process.
 
-    :ivar members: how many contend in it.
-    :ivar rounds: how often each of them takes the lock.
+    :ivar members: number of threads or coroutines that contend.
+    :ivar rounds: how often each member acquires the lock.
     """
 
     kind: str
@@ -46,15 +45,15 @@ class Contenders:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the ledger: somebody came in or went out."""
+    """A line of the ledger: a member entered or left."""
 
-    came: bool
-    who: str
+    entered: bool
+    member: str
     token: int
 
 
 def contend(processes: Iterable[Contenders], *, within: float) -> list[Entry]:
-    """Let them contend, and return the ledger."""
+    """Run the processes until all have ended, and return the ledger."""
     started = [
         subprocess.Popen([sys.executable, "-m", __name__, json.dumps(asdict(each))]) for each in processes
     ]
@@ -68,29 +67,29 @@ def contend(processes: Iterable[Contenders], *, within: float) -> list[Entry]:
     assert codes == [0] * len(codes)
     (path,) = {each.ledger for each in processes}
     lines = [line.split() for line in Path(path).read_text().splitlines()]
-    return [Entry(came == "in", who, int(token)) for came, who, token in lines]
+    return [Entry(event == "in", member, int(token)) for event, member, token in lines]
 
 
 def most_inside(ledger: Iterable[Entry]) -> int:
-    """The largest number that were inside at once."""
+    """Return the largest number of members that were inside at the same time."""
     inside: Counter[str] = Counter()
     most = 0
     for entry in ledger:
-        inside[entry.who] += 1 if entry.came else -1
+        inside[entry.member] += 1 if entry.entered else -1
         most = max(most, inside.total())
     return most
 
 
 class _Ledger:
     def __init__(self, path: str) -> None:
-        # A single write in append mode is never mixed with another process's, and the order of lines is that of writes.
+        # In append mode, single writes of several processes do not mix, and the lines have the order of the writes.
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
-    def write(self, came: str, member: int, token: int) -> None:
-        os.write(self._file, f"{came} {os.getpid()}/{member} {token}\n".encode())
+    def write(self, event: str, member: int, token: int) -> None:
+        os.write(self._file, f"{event} {os.getpid()}/{member} {token}\n".encode())
 
-    def awaits(self, capacity: int) -> bool:
-        """Whether who is inside has to stay until a second has come, where there is room for more than one."""
+    def lacks_second(self, capacity: int) -> bool:
+        """Return whether a second member could be inside, but none has entered yet."""
         return capacity > 1 and os.pread(self._file, 1000, 0).count(b"in ") < 2
 
 
@@ -108,7 +107,7 @@ def _threads(settings: Contenders) -> None:
                 ) as lease:
                     ledger.write("in", member, lease.token)
                     time.sleep(STAY)
-                    while ledger.awaits(settings.capacity):
+                    while ledger.lacks_second(settings.capacity):
                         time.sleep(STAY)
                     ledger.write("out", member, lease.token)
 
@@ -126,7 +125,7 @@ async def _coroutines(settings: Contenders) -> None:
                 ) as lease:
                     ledger.write("in", member, lease.token)
                     await asyncio.sleep(STAY)
-                    while ledger.awaits(settings.capacity):  # noqa: ASYNC110 - for another process
+                    while ledger.lacks_second(settings.capacity):  # noqa: ASYNC110 - for another process
                         await asyncio.sleep(STAY)
                     ledger.write("out", member, lease.token)
 
@@ -134,7 +133,7 @@ async def _coroutines(settings: Contenders) -> None:
 
 
 if __name__ == "__main__":
-    # A crowd must not keep the engine from answering it, nor those of the tests beside it.
+    # The contenders must not slow down the engine, nor the engines of other tests.
     os.nice(10)
     chosen = Contenders(**json.loads(sys.argv[1]))
     if chosen.kind == "sync":

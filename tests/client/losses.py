@@ -1,4 +1,4 @@
-"""What `on_lost` was called with, and when."""
+"""An `on_lost` callback that records its calls, with their times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deployments.patience import PATIENCE
 
 
 class Losses:
-    """An `on_lost` that remembers its calls."""
+    """An `on_lost` callback that records its calls."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[float, Lease, LockLostError]] = SimpleQueue()
@@ -21,10 +21,10 @@ class Losses:
         self._calls.put((time.monotonic(), lease, lost))
 
     def one(self, *, within: float = PATIENCE) -> tuple[float, Lease, LockLostError]:
-        """The one call that is to come."""
+        """Wait for the next call, and return its time, the lease and the error."""
         return self._calls.get(timeout=within)
 
     def none(self, *, within: float = 0.0) -> None:
-        """No call comes."""
+        """Check that `on_lost` is not called."""
         with pytest.raises(Empty):
             self._calls.get(timeout=within)

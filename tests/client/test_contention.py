@@ -1,5 +1,5 @@
-"""Two threads, two processes, two hundred contenders (forty-eight on moto), both clients among each other: never two
-holders, tokens strictly growing in the order of grants, and everybody gets his turn.
+"""Threads, coroutines and processes contend for one lock, in both kinds of clients: there are never two holders, tokens
+grow in the order of the grants, and each contender gets its turns.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ def ledger(tmp_path: Path) -> str:
 
 
 def _assert_one_at_a_time(ledger: list[Entry]) -> None:
-    for came, went in zip(ledger[::2], ledger[1::2], strict=True):
-        assert (came.came, went.came) == (True, False)
-        assert (came.who, came.token) == (went.who, went.token), "somebody else was inside"
-    tokens = [entry.token for entry in ledger if entry.came]
+    for first, second in zip(ledger[::2], ledger[1::2], strict=True):
+        assert (first.entered, second.entered) == (True, False)
+        assert (first.member, first.token) == (second.member, second.token), "another member was inside"
+    tokens = [entry.token for entry in ledger if entry.entered]
     assert all(earlier < later for earlier, later in itertools.pairwise(tokens))
 
 
 def _turns(ledger: list[Entry]) -> Counter[str]:
-    return Counter(entry.who for entry in ledger if entry.came)
+    return Counter(entry.member for entry in ledger if entry.entered)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_in_one_process_take_turns(engine: Engine, key: str, ledger: str, kind: str) -> None:
+def test_two_contenders_in_one_process_take_turns(engine: Engine, key: str, ledger: str, kind: str) -> None:
     wrote = contend([Contenders(kind, engine.endpoint_url, key, ledger, members=2, rounds=8)], within=180)
 
     _assert_one_at_a_time(wrote)
@@ -54,8 +54,8 @@ def test_two_processes_take_turns(engine: Engine, key: str, ledger: str) -> None
 
 
 @pytest.mark.proof
-def test_two_hundred_in_eight_processes_take_turns(engine: Engine, key: str, ledger: str) -> None:
-    # moto answers one request after the other, and on a slow machine two hundred at once get no answer in time.
+def test_two_hundred_contenders_in_eight_processes_take_turns(engine: Engine, key: str, ledger: str) -> None:
+    # moto answers one request after the other: on a slow machine, 200 at once are not answered in time.
     members = 25 if isinstance(engine, DynamoDBLocal) else 6
     wrote = contend(
         [
@@ -71,7 +71,7 @@ def test_two_hundred_in_eight_processes_take_turns(engine: Engine, key: str, led
 
 
 @pytest.mark.proof
-def test_no_more_than_three_share_three_slots(engine: Engine, key: str, ledger: str) -> None:
+def test_at_most_three_contenders_share_three_slots(engine: Engine, key: str, ledger: str) -> None:
     wrote = contend(
         [
             Contenders(kind, engine.endpoint_url, key, ledger, members=6, rounds=5, capacity=3)
@@ -81,8 +81,8 @@ def test_no_more_than_three_share_three_slots(engine: Engine, key: str, ledger: 
         within=180,
     )
 
-    # The first has stayed until a second came.
+    # The first holder stays until a second one has entered.
     assert 2 <= most_inside(wrote) <= 3
     assert list(_turns(wrote).values()) == [5] * 24
-    tokens = [entry.token for entry in wrote if entry.came]
+    tokens = [entry.token for entry in wrote if entry.entered]
     assert len(set(tokens)) == len(tokens)

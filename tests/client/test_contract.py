@@ -1,4 +1,4 @@
-"""What both clients do alike on both engines: take, share, look, hand on, break, abandon, and refuse."""
+"""What both clients do alike on both engines: acquire, share, wait, hand on, break, drain and refuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
 
 
-def test_a_lock_is_taken_seen_and_given_back(make_client: MakeClient, key: str) -> None:
+def test_a_lock_is_acquired_read_and_released(make_client: MakeClient, key: str) -> None:
     client = make_client(owner="me")
     assert client.get(key) is None
 
@@ -63,7 +63,9 @@ def test_a_lease_is_found_by_its_id(make_client: MakeClient, key: str) -> None:
         other.find(key, lease.lease_id)
 
 
-def test_a_lock_can_be_shared_up_to_its_capacity(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_a_semaphore_is_granted_up_to_its_capacity(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
     two = client.acquire(key, slots=2, capacity=3)
     one = elsewhere.try_acquire(key, capacity=3)
     assert one
@@ -106,7 +108,7 @@ def test_a_heartbeat_lengthens_a_lease_and_replaces_the_data(
     assert record.data is None
 
 
-def test_a_heartbeat_changes_all_of_a_set(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_a_heartbeat_changes_all_leases_of_a_set(client: LockClient, elsewhere: LockClient, key: str) -> None:
     keys = [f"{key}/a", f"{key}/b"]
     leases = client.acquire(keys, lease=30)
 
@@ -133,11 +135,11 @@ def test_all_locks_of_the_table_can_be_listed(
         assert {record.key for record in lister.list_locks("2")} == {"2", *map(str, range(20, 30))}
         assert list(lister.list_locks("x")) == []
 
-    assert set(records) == set(leases), "more than a page of a megabyte"
+    assert set(records) == set(leases), "they take more than a page, which is a megabyte"
     assert {name for name, record in records.items() if not record.holders} == {"7"}
 
 
-def test_a_waiter_gets_the_lock_a_poll_after_another_process_has_released_it(
+def test_a_waiter_is_granted_the_lock_that_another_process_releases(
     client: LockClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = elsewhere.acquire(key)
@@ -148,7 +150,7 @@ def test_a_waiter_gets_the_lock_a_poll_after_another_process_has_released_it(
     assert waiting.result(PATIENCE).token == held.token + 1
 
 
-def test_one_who_only_waits_for_room_takes_nothing(
+def test_wait_returns_when_a_slot_is_free_and_takes_nothing(
     client: LockClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = elsewhere.acquire(key)
@@ -164,13 +166,11 @@ def test_one_who_only_waits_for_room_takes_nothing(
     assert client.get(key) == record
 
 
-def test_there_is_room_in_a_lock_that_was_never_used(client: LockClient, key: str) -> None:
+def test_wait_returns_at_once_for_a_lock_without_a_record(client: LockClient, key: str) -> None:
     assert client.wait(key, timeout=0) is None
 
 
-def test_waiting_for_room_past_the_timeout_names_the_holder(
-    client: LockClient, elsewhere: LockClient, key: str
-) -> None:
+def test_wait_names_the_holder_at_its_timeout(client: LockClient, elsewhere: LockClient, key: str) -> None:
     elsewhere.acquire(key, slots=2, capacity=3)
     with pytest.raises(LockTimeoutError, match="elsewhere"):
         client.wait(key, slots=2, timeout=0.2, poll_interval=0.1)
@@ -178,13 +178,13 @@ def test_waiting_for_room_past_the_timeout_names_the_holder(
     assert client.wait(key, slots=1, timeout=0)
 
 
-def test_room_appears_when_the_holder_is_dead(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_wait_returns_when_the_holder_is_dead(client: LockClient, elsewhere: LockClient, key: str) -> None:
     elsewhere.acquire(key, lease=0.5)
 
     record = client.wait(key, timeout=PATIENCE, poll_interval=0.1)
 
     assert record
-    assert len(record.holders) == 1, "the dead one is still there"
+    assert len(record.holders) == 1, "the dead holder is still in the record"
 
 
 def test_a_lease_can_be_renewed_and_released_by_another_process(
@@ -213,12 +213,12 @@ def test_a_lock_is_broken_by_its_lease_id_only(client: LockClient, elsewhere: Lo
     assert client.try_acquire(key)
 
 
-def test_releasing_while_processes_are_inside_abandons_and_the_last_one_out_frees(
+def test_a_release_with_processes_inside_drains_and_the_last_one_frees(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     lease = client.acquire(key, release_grace=20)
     inside = [elsewhere.enter(lease, process) for process in ("pid-1", "pid-2")]
-    assert all(10 < each.remaining() <= 20 for each in inside), "they count on the grace only"
+    assert all(10 < each.remaining() <= 20 for each in inside), "a process inside relies on the grace only"
 
     outcome = client.release(lease)
 
@@ -248,7 +248,7 @@ def test_the_last_process_can_release_as_it_leaves(
     assert client.try_acquire(key)
 
 
-def test_a_later_attempt_of_the_same_task_succeeds_its_predecessor(
+def test_a_later_attempt_of_the_same_task_replaces_the_earlier_one(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     client.acquire(key, lease_id="0001", attempt_of="dag/run/task")
@@ -298,10 +298,10 @@ def test_a_damaged_record_is_an_error_and_left_as_it_is(
     for use in (client.try_acquire, client.get, lambda key: client.acquire(key, timeout=0)):
         with pytest.raises(LockRecordError, match="damaged"):
             use(key)
-    nobodys = Lease(key, "id", 1, "me", 1, 1, 30_000, 15_000, 0)
+    unknown = Lease(key, "id", 1, "me", 1, 1, 30_000, 15_000, 0)
     for write in (client.renew, lambda lease: client.enter(lease, "pid-1"), client.release):
         with pytest.raises(LockRecordError, match="damaged"):
-            write(nobodys)
+            write(unknown)
 
     stored = sdk_client.get_item(TableName=TABLE, Key={"key": {"S": key}, "entry": {"S": "lock"}})
     assert stored["Item"] == item
@@ -330,7 +330,7 @@ def test_data_that_is_too_large_for_an_item_is_refused(client: LockClient, key: 
 
 
 @pytest.mark.parametrize("engine", [DynamoDBLocal], indirect=True, ids=["dynamodb-local"])
-def test_data_that_dynamodb_does_not_store_are_refused_as_data(client: LockClient, key: str) -> None:
+def test_a_value_that_dynamodb_does_not_store_is_an_error_about_data(client: LockClient, key: str) -> None:
     """This DynamoDB Local stores no empty binary. AWS and moto do."""
     data = {"state": {"parts": [b""]}}
     for keys in (key, [key, f"{key} too"]):
@@ -342,7 +342,7 @@ def test_data_that_dynamodb_does_not_store_are_refused_as_data(client: LockClien
     assert client.release(lease)
 
 
-def test_keys_of_all_kinds_are_locks_of_their_own(client: LockClient, key: str) -> None:
+def test_each_key_is_a_lock_of_its_own(client: LockClient, key: str) -> None:
     names = [
         f"{key}{end}" for end in ("", " ", "/a.b", "#x", ":y", "💡", "\n", "x" * 1000, "\u00e9", "e\u0301")
     ]
@@ -354,7 +354,7 @@ def test_keys_of_all_kinds_are_locks_of_their_own(client: LockClient, key: str) 
         assert list(record.holders) == [lease.lease_id]
 
 
-def test_grants_releases_reclaims_and_losses_are_logged_without_what_is_stored(
+def test_grants_releases_reclaims_and_losses_are_logged_without_data(
     client: LockClient, elsewhere: LockClient, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "airflow_dynamo_lock")
@@ -364,19 +364,19 @@ def test_grants_releases_reclaims_and_losses_are_logged_without_what_is_stored(
     assert not elsewhere.release(dead)
 
     ours = [record for record in caplog.records if record.name == "airflow_dynamo_lock"]
-    told = [record.getMessage() for record in ours if record.levelno >= logging.INFO]
+    logged = [record.getMessage() for record in ours if record.levelno >= logging.INFO]
     # On a busy machine, an earlier grant may have come too late for such a short lease.
-    told = list(dropwhile(lambda line: dead.lease_id not in line, told))
-    assert [line.split(key)[0] for line in told] == [
+    logged = list(dropwhile(lambda line: dead.lease_id not in line, logged))
+    assert [line.split(key)[0] for line in logged] == [
         "Acquired the lock '",
         "Reclaimed the lock '",
         "Acquired the lock '",
         "Released the lock '",
         "The lock '",
     ]
-    for line, whose in zip(told, (dead, dead, lease, lease, dead), strict=True):
-        assert whose.lease_id in line
-    assert str(lease.token) in told[2]
+    for line, expected in zip(logged, (dead, dead, lease, lease, dead), strict=True):
+        assert expected.lease_id in line
+    assert str(lease.token) in logged[2]
     assert "hunter2" not in "".join(record.getMessage() for record in ours)
 
 

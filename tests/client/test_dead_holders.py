@@ -1,4 +1,6 @@
-"""Holders that die, stop and come back, in real processes (R3 and R4): who is succeeded, when, and who is told."""
+"""Real processes that die, or stop and resume, while they hold a lock or wait for it (R3 and R4): when their slots are
+reclaimed, and when a resumed holder detects that its lease is lost.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.suites import some_in_proof
 LEASE = 1.5
 SKEW = 0.5
 POLL = 0.25
-#: What a busy machine may need for a handful of requests, in seconds.
+#: Seconds that a busy machine may need for a few requests.
 SLACK = 10.0
 
 StartChild = Callable[..., Child]
@@ -31,17 +33,17 @@ StartChild = Callable[..., Child]
 
 @pytest.fixture
 def start_child(engine: Engine, kind: str) -> Iterator[StartChild]:
-    """Starts processes with clients of their own."""
+    """Starts processes, each with a client of its own. They end with the test."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(Child(kind, engine.endpoint_url, **options))
 
 
-def test_a_waiter_succeeds_a_killed_holder_after_its_lease(
+def test_a_waiter_reclaims_a_killed_holder_after_its_lease(
     start_child: StartChild, client: LockClient, key: str, record_property: Callable[[str, object], None]
 ) -> None:
     holder = start_child()
     held = holder.do("enter_block", key=key, lease=LEASE)
-    killed = _when_it_has_waited(client, key, holder.kill)
+    killed = _kill_after_heartbeats(client, key, holder.kill)
 
     lease = client.acquire(key, timeout=PATIENCE, poll_interval=POLL, lease=LEASE)
 
@@ -52,21 +54,21 @@ def test_a_waiter_succeeds_a_killed_holder_after_its_lease(
     assert LEASE / 3 < took < LEASE + 2 * POLL + SLACK
 
 
-def test_a_newcomer_takes_an_old_corpse_with_its_first_try_where_the_server_sends_dates(
+def test_a_newcomer_reclaims_a_dead_holder_in_one_attempt_if_the_engine_sends_dates(
     start_child: StartChild, make_client: MakeClient, key: str, sends_dates: bool
 ) -> None:
-    """The corpse's process was new as well: it was killed before it had sent a single heartbeat."""
+    """The holder is new as well: it is killed before its first heartbeat."""
     holder = start_child()
     held = holder.do("take", key=key, lease=LEASE)
     killed = holder.kill()
-    assert make_client(max_clock_skew=SKEW).try_acquire(key) is None, "it may still be alive"
+    assert make_client(max_clock_skew=SKEW).try_acquire(key) is None, "the holder may still be alive"
     _sleep_until(killed + LEASE + SKEW + 1.1)  # a Date has whole seconds
 
     newcomer = make_client(max_clock_skew=SKEW)
     lease = newcomer.try_acquire(key)
 
     if not sends_dates:
-        assert lease is None, "without dates, a newcomer has to observe"
+        assert lease is None, "without dates, a newcomer must observe"
         begun = time.monotonic()
         lease = newcomer.acquire(key, timeout=PATIENCE, poll_interval=POLL)
         assert LEASE * 0.9 < time.monotonic() - begun < LEASE + 2 * POLL + SLACK
@@ -74,7 +76,7 @@ def test_a_newcomer_takes_an_old_corpse_with_its_first_try_where_the_server_send
     assert [dead.lease_id for dead in lease.reclaimed] == [held["lease_id"]]
 
 
-def test_a_stopped_holder_that_wakes_after_its_lease_is_told_and_changes_nothing(
+def test_a_holder_that_resumes_after_its_lease_detects_the_loss_and_changes_nothing(
     start_child: StartChild, client: LockClient, key: str
 ) -> None:
     holder = start_child()
@@ -85,7 +87,7 @@ def test_a_stopped_holder_that_wakes_after_its_lease_is_told_and_changes_nothing
 
     holder.resume()
 
-    assert "is lost" in holder.hear("lost"), "by on_lost, unasked"
+    assert "is lost" in holder.receive("lost"), "`on_lost` reports it"
     assert holder.do("check") == "LockLostError"
     assert holder.do("renew") == "LockLostError"
     assert holder.do("release") is False
@@ -94,7 +96,7 @@ def test_a_stopped_holder_that_wakes_after_its_lease_is_told_and_changes_nothing
     successor.check()
 
 
-def test_a_stopped_holder_whose_lease_nobody_took_is_told_all_the_same(
+def test_a_holder_that_resumes_after_its_lease_detects_the_loss_of_a_free_lock(
     start_child: StartChild, client: LockClient, key: str
 ) -> None:
     holder = start_child()
@@ -104,12 +106,12 @@ def test_a_stopped_holder_whose_lease_nobody_took_is_told_all_the_same(
 
     holder.resume()
 
-    assert "no heartbeat has succeeded in time" in holder.hear("lost")
+    assert "no heartbeat has succeeded in time" in holder.receive("lost")
     assert holder.do("leave_block") == "LockLostError"
-    assert client.try_acquire(key), "and it gives back what it can"
+    assert client.try_acquire(key), "the block releases the lock nevertheless"
 
 
-def test_a_holder_stopped_for_less_than_its_lease_goes_on_as_if_nothing_had_been(
+def test_a_holder_stopped_for_less_than_its_lease_keeps_the_lock(
     start_child: StartChild, client: LockClient, key: str
 ) -> None:
     holder = start_child()
@@ -132,7 +134,7 @@ def test_a_writer_clears_130_dead_readers_within_the_bound(
     key: str,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """One write clears one batch of them, because an expression of DynamoDB is limited to 4 KB."""
+    """Each write removes a batch of them, because DynamoDB limits an expression to 4 KB."""
     reader = elsewhere.acquire(key, mode="shared", lease=LEASE)
     place = {"key": {"S": key}, "entry": {"S": "lock"}}
     item = sdk_client.get_item(TableName=TABLE, Key=place, ConsistentRead=True)["Item"]
@@ -153,7 +155,7 @@ def test_a_writer_clears_130_dead_readers_within_the_bound(
 
 
 @pytest.mark.parametrize("ending", some_in_proof(["kill", "stop"], "kill"))
-def test_a_free_lock_is_taken_whatever_became_of_the_first_in_its_queue(
+def test_a_free_lock_is_granted_if_the_first_waiter_is_dead_or_stopped(
     start_child: StartChild,
     client: LockClient,
     elsewhere: LockClient,
@@ -163,8 +165,8 @@ def test_a_free_lock_is_taken_whatever_became_of_the_first_in_its_queue(
 ) -> None:
     holder = elsewhere.acquire(key, lease=60)
     first = start_child()
-    first.tell("acquire", key=key)
-    first.hear("waiting")
+    first.send("acquire", key=key)
+    first.receive("waiting")
     queued = threading.Event()
     with ThreadPoolExecutor() as threads:
         second = threads.submit(client.acquire, key, timeout=PATIENCE, on_position=lambda _: queued.set())
@@ -180,7 +182,7 @@ def test_a_free_lock_is_taken_whatever_became_of_the_first_in_its_queue(
 
 @pytest.mark.proof
 def test_host_clocks_hours_apart_change_nothing(engine: Engine, key: str) -> None:
-    """Two locks at once: one whose holder's clock is behind and the newcomer's ahead, and one the other way round."""
+    """Two locks at once. In one, the holder's clock is behind and the newcomer's ahead; in the other, the reverse."""
     with ExitStack() as stack:
 
         def start(kind: str, hours: int) -> Child:
@@ -196,9 +198,7 @@ def test_host_clocks_hours_apart_change_nothing(engine: Engine, key: str) -> Non
 
         while time.monotonic() < begun + LEASE + SKEW + 1.5:
             for name, (_, newcomer) in locks.items():
-                assert newcomer.do("take", key=name) is None, (
-                    "a living holder is left alone, whatever the clocks say"
-                )
+                assert newcomer.do("take", key=name) is None, "the holder is alive, whatever the clocks show"
 
         killed = {}
         for name, (holder, _) in locks.items():
@@ -212,8 +212,8 @@ def test_host_clocks_hours_apart_change_nothing(engine: Engine, key: str) -> Non
             assert lease["token"] == held[name]["token"] + 1
 
 
-def _when_it_has_waited(client: LockClient, key: str, kill: Callable[[], float]) -> float:
-    """Kill the holder after the waiter has seen it alive for a while."""
+def _kill_after_heartbeats(client: LockClient, key: str, kill: Callable[[], float]) -> float:
+    """Kill the holder after the client has read three of its versions. Returns the result of `kill`."""
     versions: set[str] = set()
     while len(versions) < 3:
         record = client.get(key)

@@ -1,5 +1,5 @@
-"""A process that forks while it holds, or waits for, a lock. The fork gives nothing back for its parent, and the client
-works on both sides.
+"""A process that forks while it holds, or waits for, a lock. The fork releases nothing of its parent's, and the client
+works in both processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from deployments.engines import Engine, MotoServer
 from tests.client.child import Child
 from tests.suites import some_in_proof
 
-# What the engine is does not matter here: it is the processes that are tried.
+# One engine is enough: these tests try processes.
 pytestmark = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])
 
 ENDINGS = ["sys.exit", "exception", "end of the block"]
@@ -28,7 +28,7 @@ def child(engine: Engine) -> Iterator[Child]:
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[LockClient]:
-    """The one who looks at it."""
+    """A client in the process of the test."""
     with lock_client("sync", engine.endpoint_url) as client:
         yield client
 
@@ -38,7 +38,7 @@ def is_held(client: LockClient, key: str) -> bool:
     return record is not None and bool(record.holders)
 
 
-# -- it gives nothing back for its parent ---------------------------------------------------------------------------
+# -- the fork releases nothing of its parent's ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", some_in_proof(ENDINGS, "sys.exit"))
@@ -64,7 +64,7 @@ def test_a_fork_that_leaves_the_block_of_a_coroutine_does_not_release_the_lock(
 def test_a_fork_cannot_release_the_lock_of_its_parent(child: Child, client: LockClient, key: str) -> None:
     child.do("take", key=key)
     child.do("fork", what="release", about="released")
-    assert child.hear("released") is False
+    assert child.receive("released") is False
     assert is_held(client, key)
     assert child.do("release") is True
 
@@ -75,7 +75,7 @@ def test_a_fork_cannot_leave_a_lease_that_its_parent_has_entered(
     lease = child.do("take", key=key)
     child.do("enter")
     child.do("fork", what="leave", about="left")
-    assert child.hear("left") == "LockValueError"
+    assert child.receive("left") == "LockValueError"
     record = client.get(key)
     assert record
     assert list(record.holders[lease["lease_id"]].processes) == ["process"]
@@ -86,7 +86,7 @@ def test_a_fork_that_closes_the_client_does_not_release_the_lock_of_its_parent(
 ) -> None:
     child.do("enter_block", key=key)
     child.do("fork", what="close", about="closed")
-    assert child.hear("closed") is None
+    assert child.receive("closed") is None
     assert is_held(client, key)
 
 
@@ -99,13 +99,13 @@ def test_a_fork_in_an_operation_does_not_remove_the_queue_entries_of_its_parent(
     assert len(client.waiters(key)) == 1
 
 
-def test_a_fork_does_not_take_its_parents_lock_again(child: Child, client: LockClient, key: str) -> None:
+def test_a_fork_does_not_reenter_its_parents_lock(child: Child, client: LockClient, key: str) -> None:
     child.do("enter_block", key=key, reentrant=True)
     child.do("fork", what="take", about="taken", key=key, reentrant=True)
-    assert child.hear("taken") is None
+    assert child.receive("taken") is None
 
 
-# -- the client works on both sides ---------------------------------------------------------------------------------
+# -- the client works in both processes -----------------------------------------------------------------------------
 
 
 def test_a_fork_waits_for_a_lock_while_its_parent_waits_for_another(
@@ -115,15 +115,17 @@ def test_a_fork_waits_for_a_lock_while_its_parent_waits_for_another(
     lease = client.acquire(key)
     child.do("wait_in_thread", key=f"{key}/parent")
     pid = child.do("fork", what="acquire", about="acquired", key=key, timeout=15, poll_interval=0.1)
-    assert child.hear("waiting") == pid
+    assert child.receive("waiting") == pid
     client.release(lease)
-    assert child.hear("acquired").endswith(f":{pid}"), "it got the lock, under a name of its own"
+    assert child.receive("acquired").endswith(f":{pid}"), (
+        "the fork has acquired the lock, as an owner of its own"
+    )
 
 
 def test_forks_of_one_process_queue_as_processes_of_their_own(
     child: Child, client: LockClient, key: str
 ) -> None:
-    """Their parent has waited before, so it has an id as a waiter, which they must not share."""
+    """Their parent has waited before, so it has an id as a waiter. The forks must not share it."""
     lease = client.acquire(key)
     child.do("wait_in_thread", key=key)
     client.release(lease)
@@ -134,22 +136,22 @@ def test_forks_of_one_process_queue_as_processes_of_their_own(
     pids = set()
     for _ in range(2):
         pids.add(child.do("fork", what="acquire", about="acquired", key=key, timeout=15, poll_interval=0.1))
-        assert child.hear("waiting") in pids
+        assert child.receive("waiting") in pids
     assert len({waiter.process for waiter in client.waiters(key)}) == 2
 
     client.release(lease)
-    first = child.hear("acquired")
+    first = child.receive("acquired")
     assert len(client.waiters(key)) == 1, "the first has not discarded the entry of the second"
     client.break_lock(key, next(iter(record.holders)) if (record := client.get(key)) else "")
-    assert {first.rpartition(":")[2], child.hear("acquired").rpartition(":")[2]} == set(map(str, pids))
+    assert {first.rpartition(":")[2], child.receive("acquired").rpartition(":")[2]} == set(map(str, pids))
 
 
 def test_a_fork_does_not_share_connections_with_its_parent(child: Child, key: str) -> None:
     before = child.do("connections", key=key)
     child.do("fork", what="connections", about="connected", key=key)
-    own = child.hear("connected")
+    own = child.receive("connected")
     after = child.do("connections", key=key)
 
     assert own
-    assert before == after, "the parent goes on with its own"
+    assert before == after, "the parent keeps its own connections"
     assert not [each for each in own if each in before]

@@ -1,5 +1,5 @@
-"""Background heartbeats (rules R4 and R9): one lease never delays another, failures are tried again until the lease's
-own deadline, and who holds it is told in time, once.
+"""Background heartbeats (R4 and R9): one lease never delays another, failures are retried until the lease's own
+deadline, and `on_lost` is called in time, once.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from deployments.proxy import Proxy, Seen
 from tests.client.conftest import MakeClient
 from tests.client.losses import Losses
 
-# What the engine is does not matter here: it is the clients, and the network before it, that are tried.
+# One engine is enough: these tests try the clients, and the network in front of the engine.
 pytestmark = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])
 
-#: Seconds. A machine that is busy with other programs must get one heartbeat of six through.
+#: Seconds. On a busy machine, one heartbeat of six must succeed in this time.
 LEASE = 4.0
-#: When a holder gives up, after the last heartbeat that succeeded.
+#: Seconds after the last successful heartbeat at which the holder gives up.
 DEADLINE = LEASE * 0.9
-#: What a busy machine may need for a handful of requests, in seconds.
+#: Seconds that a busy machine may need for a few requests.
 SLACK = 10.0
 
 
@@ -39,7 +39,7 @@ def lost() -> Losses:
 
 @pytest.fixture
 def flaky(make_client: MakeClient, proxy: Proxy) -> LockClient:
-    """A client whose network the test commands."""
+    """A client behind the proxy, so that a test can disturb its requests."""
     return make_client(proxy, lease=LEASE, sdk={"read_timeout": 0.3})
 
 
@@ -60,29 +60,27 @@ def test_a_block_longer_than_its_lease_keeps_the_lock(
     lost.none()
 
 
-def test_a_lease_in_a_black_hole_does_not_delay_another(
+def test_a_lease_whose_heartbeats_hang_does_not_delay_another(
     flaky: LockClient, proxy: Proxy, key: str, lost: Losses
 ) -> None:
     hole, other = f"{key}/hole", f"{key}/other"
     with flaky.lock(other) as alive, proxy.hanging(_heartbeats(hole)):
         leases = [flaky.acquire(hole, capacity=9) for _ in range(3)]
-        beats = [flaky.keep_alive(lease, on_lost=lost) for lease in leases]
+        heartbeats = [flaky.keep_alive(lease, on_lost=lost) for lease in leases]
         for _ in leases:
             lost.one()
-        for each in beats:
+        for each in heartbeats:
             each.stop()
         alive.check()
 
     sent = [seen.at for seen in proxy.seen if seen.key == other and seen.what == "heartbeat"]
     pauses = [later - earlier for earlier, later in itertools.pairwise(sent)]
     assert len(sent) >= 3
-    assert max(pauses) < DEADLINE, "it was in no danger, whatever happened to the others"
+    assert max(pauses) < DEADLINE, "the failures of the other lease do not delay it"
 
 
-def test_the_holder_is_told_once_and_not_after_its_deadline(
-    flaky: LockClient, proxy: Proxy, key: str
-) -> None:
-    """Whatever is wrong with the network. Three leases at once, each with a trouble of its own."""
+def test_on_lost_is_called_once_at_the_deadline(flaky: LockClient, proxy: Proxy, key: str) -> None:
+    """Three leases at once, each with another failure of the network."""
     dead, down, busy = f"{key}/answers nothing", f"{key}/is down", f"{key}/is throttled"
     leases, acquired = dict[str, Lease](), dict[str, float]()
     for name in (dead, down, busy):
@@ -90,7 +88,7 @@ def test_the_holder_is_told_once_and_not_after_its_deadline(
         leases[name] = flaky.acquire(name)
     losses = {name: Losses() for name in leases}
     with ExitStack() as stack:
-        troubles = [
+        failures = [
             stack.enter_context(proxy.hanging(_heartbeats(dead))),
             stack.enter_context(proxy.breaking(_heartbeats(down))),
             stack.enter_context(proxy.answering(_heartbeats(busy), 400, "ThrottlingException", "slow down")),
@@ -99,12 +97,12 @@ def test_the_holder_is_told_once_and_not_after_its_deadline(
             stack.enter_context(flaky.keep_alive(lease, on_lost=losses[name]))
 
         for name, lease in leases.items():
-            at, told, error = losses[name].one()
+            at, lease_lost, error = losses[name].one()
             assert DEADLINE * 0.9 < at - acquired[name] < DEADLINE + SLACK
-            assert told == lease
+            assert lease_lost == lease
             assert "no heartbeat has succeeded in time" in str(error)
             assert lease.remaining() == 0
-        assert min(trouble.hits for trouble in troubles) >= 2, "they were tried again"
+        assert min(failure.hits for failure in failures) >= 2, "the heartbeats are retried"
         time.sleep(LEASE / 3)
 
     for each in losses.values():
@@ -114,7 +112,7 @@ def test_the_holder_is_told_once_and_not_after_its_deadline(
 def test_heartbeats_resume_when_the_network_recovers_before_the_deadline(
     flaky: LockClient, client: LockClient, proxy: Proxy, key: str, lost: Losses
 ) -> None:
-    """peers.md, 4: after one bad spell they never did."""
+    """In another library, they never resume after one failure (test_peers.py, 4)."""
     lasts = 2 * LEASE
     with flaky.lock(key, on_lost=lost, lease=lasts) as lease:
         with proxy.breaking() as down:
@@ -129,7 +127,7 @@ def test_heartbeats_resume_when_the_network_recovers_before_the_deadline(
     lost.none()
 
 
-def test_a_broken_lease_is_noticed_with_the_next_heartbeat(
+def test_a_broken_lease_is_detected_by_the_next_heartbeat(
     flaky: LockClient, client: LockClient, key: str, lost: Losses
 ) -> None:
     lease = flaky.acquire(key)
@@ -145,19 +143,19 @@ def test_a_broken_lease_is_noticed_with_the_next_heartbeat(
     lost.none(within=0.3)
 
 
-def test_nothing_is_told_of_a_lease_that_was_released(flaky: LockClient, key: str, lost: Losses) -> None:
+def test_on_lost_is_not_called_for_a_released_lease(flaky: LockClient, key: str, lost: Losses) -> None:
     with flaky.lock(key, on_lost=lost):
         pass
     lease = flaky.acquire(key)
-    beats = flaky.keep_alive(lease, interval=0.1, on_lost=lost)
-    beats.stop()
+    heartbeats = flaky.keep_alive(lease, interval=0.1, on_lost=lost)
+    heartbeats.stop()
     flaky.release(lease)
 
     lost.none(within=0.4)
 
 
 @pytest.mark.parametrize("failure", [None, ZeroDivisionError])
-def test_no_heartbeat_is_sent_after_the_block_and_no_loss_is_told(
+def test_after_the_block_no_heartbeat_is_sent_and_on_lost_is_not_called(
     flaky: LockClient, proxy: Proxy, key: str, lost: Losses, failure: type[Exception] | None
 ) -> None:
     with suppress(ZeroDivisionError), flaky.lock(key, on_lost=lost):
@@ -170,7 +168,7 @@ def test_no_heartbeat_is_sent_after_the_block_and_no_loss_is_told(
     assert len(proxy.seen) == sent
 
 
-def test_a_patient_release_outlasts_a_bad_network(
+def test_a_release_with_retry_for_outlasts_a_network_failure(
     flaky: LockClient, client: LockClient, proxy: Proxy, key: str
 ) -> None:
     lease = flaky.acquire(key)
@@ -185,10 +183,10 @@ def test_a_patient_release_outlasts_a_bad_network(
     assert client.try_acquire(key)
 
 
-def test_heartbeats_that_cannot_be_sent_at_all_lose_the_lease_and_say_so(
+def test_heartbeats_that_cannot_be_sent_at_all_lose_the_lease_with_that_reason(
     make_client: MakeClient, key: str, lost: Losses
 ) -> None:
-    """The SDK's client is unusable, as when somebody has closed it: that is no error of the network."""
+    """The SDK client is unusable, for example because it was closed. That is not an error of the network."""
     client = make_client(lease=30, heartbeat=0.2)
     lease = client.acquire(key)
     with client.keep_alive(lease, on_lost=lost):
@@ -199,9 +197,7 @@ def test_heartbeats_that_cannot_be_sent_at_all_lose_the_lease_and_say_so(
     assert lease.remaining() == 0
 
 
-def test_a_lease_that_is_lost_is_not_kept_alive_by_renewing_it(
-    flaky: LockClient, proxy: Proxy, key: str, lost: Losses
-) -> None:
+def test_a_lost_lease_cannot_be_renewed(flaky: LockClient, proxy: Proxy, key: str, lost: Losses) -> None:
     lease = flaky.acquire(key)
     with proxy.breaking(), flaky.keep_alive(lease, on_lost=lost):
         lost.one()

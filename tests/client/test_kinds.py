@@ -1,4 +1,4 @@
-"""Locks of every kind, as their users see them: in line, shared, by slots, in sets, again, and for a while at least."""
+"""All kinds of locks, as users see them: queues, shared locks, semaphores, sets, reentrant locks and `min_hold`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tests.client.conftest import MakeClient
 
 @pytest.fixture
 def kind(engine: Engine) -> str:
-    """Each engine with one of the clients: these tests take seconds each."""
+    """One kind of client per engine, because each of these tests takes seconds."""
     return "sync" if isinstance(engine, MotoServer) else "async"
 
 
-def waits(
+def start_waiter(
     threads: ThreadPoolExecutor, client: LockClient, key: Any, **options: Any
 ) -> Future[Lease | LeaseSet]:
-    """Let somebody wait for the lock; he stands in line when this returns."""
+    """Start a waiter in a thread. It is queued when this returns."""
     watched = key if isinstance(key, str) else key[0]
     before = len(client.waiters(watched))
     acquire: Any = client.acquire
@@ -45,15 +45,15 @@ def waits(
     return waiting
 
 
-# -- in line ----------------------------------------------------------------------------------------------------------
+# -- queues -----------------------------------------------------------------------------------------------------------
 
 
-def test_processes_get_the_lock_in_the_order_in_which_they_came(
+def test_processes_are_granted_the_lock_in_arrival_order(
     make_client: MakeClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = elsewhere.acquire(key)
     clients = [make_client(owner=f"process {number}") for number in range(4)]
-    waiting = [waits(threads, each, key, timeout=60) for each in clients]
+    waiting = [start_waiter(threads, each, key, timeout=60) for each in clients]
     waiters = elsewhere.waiters(key)
     assert [each.owner for each in waiters] == [f"process {number}" for number in range(4)]
     assert all(each.until is not None and each.since < each.until for each in waiters)
@@ -71,29 +71,31 @@ def test_processes_get_the_lock_in_the_order_in_which_they_came(
     wait_until(lambda: elsewhere.waiters(key) == [])
 
 
-def test_the_urgent_come_first_and_each_is_told_its_place(
+def test_a_higher_priority_goes_first_and_positions_are_reported(
     make_client: MakeClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = elsewhere.acquire(key)
-    told: list[QueuePosition] = []
+    positions: list[QueuePosition] = []
     usual = make_client(owner="usual")
-    one = waits(threads, usual, key, on_position=told.append)
-    wait_until(lambda: told)
-    assert told[-1].describe() == "1st of 1"
+    one = start_waiter(threads, usual, key, on_position=positions.append)
+    wait_until(lambda: positions)
+    assert positions[-1].describe() == "1st of 1"
     urgent = make_client(owner="urgent")
-    two = waits(threads, urgent, key, priority=5)
-    wait_until(lambda: told[-1].number == 2)
-    assert told[-1].describe() == "2nd of 2, behind urgent"
+    two = start_waiter(threads, urgent, key, priority=5)
+    wait_until(lambda: positions[-1].number == 2)
+    assert positions[-1].describe() == "2nd of 2, behind urgent"
     elsewhere.release(held)
 
     lease = two.result(PATIENCE)
-    wait_until(lambda: told[-1].number == 1)
+    wait_until(lambda: positions[-1].number == 1)
     urgent.release(lease)
     assert one.result(PATIENCE)
-    assert all(before != after for before, after in pairwise(told)), "nothing twice in a row"
+    assert all(before != after for before, after in pairwise(positions)), (
+        "no position is reported twice in a row"
+    )
 
 
-def test_those_behind_one_who_gives_up_are_told_their_new_place(
+def test_waiters_behind_one_that_times_out_receive_their_new_positions(
     make_client: MakeClient,
     elsewhere: LockClient,
     threads: ThreadPoolExecutor,
@@ -102,16 +104,16 @@ def test_those_behind_one_who_gives_up_are_told_their_new_place(
 ) -> None:
     monkeypatch.setattr("airflow_dynamo_lock.core.wait.poller._QUEUE_EVERY", 1.0)
     held = elsewhere.acquire(key)
-    first = waits(threads, make_client(owner="first"), key)
-    second = waits(threads, make_client(owner="second"), key, timeout=4)
-    told: list[QueuePosition] = []
-    third = waits(threads, make_client(owner="third"), key, on_position=told.append)
-    wait_until(lambda: told)
-    assert told[-1].describe() == "3rd of 3, behind second"
+    first = start_waiter(threads, make_client(owner="first"), key)
+    second = start_waiter(threads, make_client(owner="second"), key, timeout=4)
+    positions: list[QueuePosition] = []
+    third = start_waiter(threads, make_client(owner="third"), key, on_position=positions.append)
+    wait_until(lambda: positions)
+    assert positions[-1].describe() == "3rd of 3, behind second"
 
     with pytest.raises(LockTimeoutError):
         second.result(20)
-    wait_until(lambda: told[-1].describe() == "2nd of 2, behind first")
+    wait_until(lambda: positions[-1].describe() == "2nd of 2, behind first")
 
     elsewhere.release(held)
     for each in (first, third):
@@ -120,7 +122,7 @@ def test_those_behind_one_who_gives_up_are_told_their_new_place(
         elsewhere.break_lock(key, lease.lease_id)
 
 
-def test_who_does_not_stand_in_line_costs_nothing_but_looks(
+def test_an_unfair_waiter_sends_only_attempts_and_reads(
     make_client: MakeClient, elsewhere: LockClient, proxy: Proxy, key: str
 ) -> None:
     elsewhere.acquire(key)
@@ -129,11 +131,11 @@ def test_who_does_not_stand_in_line_costs_nothing_but_looks(
     assert set(proxy.whats()) <= {"acquire", "GetItem", "BatchGetItem"}
 
 
-def test_a_newcomer_is_told_who_is_to_have_a_free_lock_first(
+def test_the_refusal_of_a_free_lock_names_the_first_waiter(
     make_client: MakeClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = elsewhere.acquire(key)
-    slow = waits(threads, make_client(owner="prod/etl"), key, poll_interval=5)
+    slow = start_waiter(threads, make_client(owner="prod/etl"), key, poll_interval=5)
     elsewhere.release(held)
 
     with pytest.raises(LockTimeoutError, match="Not locked; prod/etl waits for it already"):
@@ -141,20 +143,22 @@ def test_a_newcomer_is_told_who_is_to_have_a_free_lock_first(
     assert slow.result(PATIENCE)
 
 
-def test_the_next_in_line_in_the_same_process_need_not_wait_for_a_poll(
+def test_the_next_waiter_in_the_same_process_does_not_wait_for_its_poll(
     client: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = client.acquire(key)
-    waiting = waits(threads, client, key, poll_interval=600)
+    waiting = start_waiter(threads, client, key, poll_interval=600)
     client.release(held)
 
     assert waiting.result(PATIENCE)
 
 
-# -- shared, by slots -------------------------------------------------------------------------------------------------
+# -- shared locks and semaphores --------------------------------------------------------------------------------------
 
 
-def test_many_share_a_lock_and_one_excludes_all(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_readers_share_a_lock_and_a_writer_excludes_them(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
     with client.lock(key, mode="shared"), elsewhere.lock(key, mode="shared") as shared:
         record = client.get(key)
         assert record
@@ -187,7 +191,7 @@ def test_the_capacity_of_a_semaphore_is_set_while_it_is_held(
     assert client.set_capacity(key, None).capacity_pinned is False
 
 
-# -- in sets ----------------------------------------------------------------------------------------------------------
+# -- sets -------------------------------------------------------------------------------------------------------------
 
 
 def test_several_locks_are_held_together(client: LockClient, elsewhere: LockClient, key: str) -> None:
@@ -206,11 +210,11 @@ def test_several_locks_are_held_together(client: LockClient, elsewhere: LockClie
         assert elsewhere.try_acquire(each)
 
 
-def test_a_set_is_four_requests_and_one_for_each_heartbeat(
+def test_a_set_is_three_requests_and_one_for_each_heartbeat(
     make_client: MakeClient, proxy: Proxy, key: str
 ) -> None:
     client = make_client(proxy, sdk=SLOW)
-    client.release(client.acquire(key))  # it knows the server's time now, or that the server does not tell it
+    client.release(client.acquire(key))  # now it knows server time, or that the engine sends no dates
     first = len(proxy.whats())
     leases = client.acquire([f"{key}/{name}" for name in "abcde"])
     client.renew(leases)
@@ -241,7 +245,7 @@ def test_sets_that_overlap_take_turns_whatever_their_order(
         each.result(PATIENCE)
 
 
-def test_a_set_of_which_one_is_taken_away_is_lost(
+def test_a_set_is_lost_if_one_of_its_leases_is_broken(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     keys = [f"{key}/a", f"{key}/b"]
@@ -255,16 +259,16 @@ def test_a_set_of_which_one_is_taken_away_is_lost(
     assert elsewhere.try_acquire(keys)
 
 
-# -- again, for a while at least, from the dead -----------------------------------------------------------------------
+# -- reentrant locks, min_hold, dead holders --------------------------------------------------------------------------
 
 
-def test_the_same_owner_gets_its_lock_again_if_it_asks_for_that(
+def test_a_reentrant_acquire_returns_the_owners_lease(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     with client.lock(key, reentrant=True) as outer:
         with client.lock(key, reentrant=True) as inner:
             assert inner is outer
-        assert client.try_acquire(key) is None, "who does not ask for it is not given it"
+        assert client.try_acquire(key) is None, "the second acquire is not reentrant"
         assert client.try_acquire(key, reentrant=True, owner="another") is None
         assert elsewhere.try_acquire(key, reentrant=True) is None
         outer.check()
@@ -273,17 +277,17 @@ def test_the_same_owner_gets_its_lock_again_if_it_asks_for_that(
     assert elsewhere.try_acquire(key)
 
 
-def test_a_lock_is_held_for_a_while_at_least(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_min_hold_delays_the_next_grant(client: LockClient, elsewhere: LockClient, key: str) -> None:
     begun = time.monotonic()
     with client.lock(key, min_hold=2.5):
         pass
     with elsewhere.lock(key, poll_interval=0.2, timeout=30) as lease:
-        # The server's time has whole seconds.
+        # Server time has whole seconds.
         assert time.monotonic() - begun > 1.4
         assert not lease.took_over
 
 
-def test_who_takes_over_from_the_dead_is_told_so(
+def test_a_lease_that_reclaims_is_marked_took_over(
     make_client: MakeClient, elsewhere: LockClient, key: str
 ) -> None:
     make_client(lease=1.0).acquire(key)
@@ -296,7 +300,7 @@ def test_who_takes_over_from_the_dead_is_told_so(
     assert not again.took_over
 
 
-# -- what can never work ----------------------------------------------------------------------------------------------
+# -- refused arguments ------------------------------------------------------------------------------------------------
 
 WRONG = [
     ({"slots": 3, "capacity": 2}, "3 slots can never be free in a lock with a capacity of 2"),

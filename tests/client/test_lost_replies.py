@@ -1,5 +1,5 @@
-"""The reply of a write is lost after the engine applied it (rule R5), with the SDK's own retry on and off: no lease is
-lost or taken twice, and nobody's own lock blocks him.
+"""The reply of a write is lost after the engine has applied it (R5), with and without the SDK's own retry: no lease is
+lost or granted twice, and no client is blocked by its own lock.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from tests.client.conftest import MakeClient
 
 @pytest.fixture
 def retrying(make_client: MakeClient, proxy: Proxy) -> LockClient:
-    """A client whose SDK sends a request again when its connection breaks, as recommended."""
+    """A client whose SDK retries a request if the connection breaks, as recommended."""
     return make_client(proxy, sdk={"retries": {"mode": "standard", "total_max_attempts": 2}})
 
 
 @pytest.fixture
 def once(make_client: MakeClient, proxy: Proxy) -> LockClient:
-    """A client whose SDK sends everything once."""
+    """A client whose SDK sends each request once."""
     return make_client(proxy, sdk={"retries": {"mode": "standard", "total_max_attempts": 1}})
 
 
@@ -48,7 +48,7 @@ def test_an_acquire_that_the_sdk_sends_again_is_one_lease(
     assert client.try_acquire(key)
 
 
-def test_an_acquire_that_the_sdk_sends_once_is_given_back_by_the_one_who_gives_up(
+def test_a_client_that_gives_up_an_unanswered_acquire_undoes_it(
     once: LockClient, client: LockClient, proxy: Proxy, key: str
 ) -> None:
     with proxy.losing_replies("acquire"), pytest.raises(LockUnavailableError) as unavailable:
@@ -56,7 +56,7 @@ def test_an_acquire_that_the_sdk_sends_once_is_given_back_by_the_one_who_gives_u
 
     assert unavailable.value.maybe_applied
     assert _holders(client, key) == []
-    assert once.try_acquire(key), "its own lock does not block it"
+    assert once.try_acquire(key), "the client's own lock does not block it"
 
 
 def test_a_waiting_acquire_gets_the_lock_in_spite_of_lost_replies(
@@ -85,10 +85,10 @@ def test_a_waiting_acquire_gets_the_lock_though_its_undo_was_lost_as_well(
 
 
 @pytest.mark.parametrize("sdk", ["retrying", "once"])
-def test_a_lease_id_of_the_callers_own_finds_its_lease_again(
+def test_a_repeated_acquire_with_the_callers_lease_id_finds_its_lease(
     request: pytest.FixtureRequest, client: LockClient, proxy: Proxy, key: str, sdk: str
 ) -> None:
-    """As a trigger of Airflow's that is restarted half-way."""
+    """As when Airflow restarts a trigger while it acquires."""
     flaky: LockClient = request.getfixturevalue(sdk)
     with proxy.losing_replies("acquire"):
         lease = flaky.acquire(key, lease_id="ti.id", timeout=20, poll_interval=0.1)
@@ -100,7 +100,7 @@ def test_a_lease_id_of_the_callers_own_finds_its_lease_again(
 
 
 @pytest.mark.parametrize("sdk", ["retrying", "once"])
-def test_the_lost_reply_of_a_shared_lock_takes_its_slots_once(
+def test_an_acquire_with_lost_replies_takes_its_slots_once(
     request: pytest.FixtureRequest, client: LockClient, proxy: Proxy, key: str, sdk: str
 ) -> None:
     flaky: LockClient = request.getfixturevalue(sdk)
@@ -130,7 +130,7 @@ def test_a_heartbeat_that_the_sdk_sends_again_keeps_the_lease(
     assert _holders(client, key) == [lease.lease_id]
 
 
-def test_a_heartbeat_that_the_sdk_sends_once_costs_nothing_but_that_answer(
+def test_a_heartbeat_that_the_sdk_sends_once_keeps_the_lease(
     once: LockClient, client: LockClient, proxy: Proxy, key: str
 ) -> None:
     lease = once.acquire(key)
@@ -161,7 +161,7 @@ def test_background_heartbeats_go_on_after_lost_replies(
 
 
 @pytest.mark.parametrize("sdk", ["retrying", "once"])
-def test_a_release_whose_reply_is_lost_is_a_release(
+def test_a_release_whose_reply_is_lost_frees_the_lock(
     request: pytest.FixtureRequest, client: LockClient, proxy: Proxy, key: str, sdk: str
 ) -> None:
     flaky: LockClient = request.getfixturevalue(sdk)
@@ -174,7 +174,7 @@ def test_a_release_whose_reply_is_lost_is_a_release(
 
 
 @pytest.mark.parametrize("sdk", ["retrying", "once"])
-def test_a_with_block_whose_release_is_answered_by_nobody_ends_well(
+def test_a_block_whose_release_reply_is_lost_raises_nothing(
     request: pytest.FixtureRequest, client: LockClient, proxy: Proxy, key: str, sdk: str
 ) -> None:
     flaky: LockClient = request.getfixturevalue(sdk)

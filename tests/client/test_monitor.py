@@ -1,4 +1,4 @@
-"""When a lease is in danger: `ClientCore.monitor`, on a simulated clock."""
+"""When the monitor of a lease calls `on_danger`, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_dynamo_lock.client.leases import monitor
 from airflow_dynamo_lock.core.effects import Sleep
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 
-#: Seconds for which a lease can be counted on after a heartbeat, and for which it has to be good.
+#: Seconds for which a holder relies on its lease after a heartbeat, and the safe time.
 LASTS, SAFE = 9.0, 3.0
 
 
@@ -25,12 +25,12 @@ class Clock:
         self.lease = Lease("key", "a", 1, "me", 1, 1, 10_000, 5_000, 0, term=self.term)
 
     def dangers(self, heartbeats: Sequence[float] = (), until: float = 60.0) -> list[tuple[float, float]]:
-        """When `on_danger` was called, and for how many seconds the lease could still be counted on.
+        """Return the calls of `on_danger`: their times, and the remaining seconds of the lease.
 
-        :param heartbeats: when those that succeed are sent, in ascending order.
+        :param heartbeats: times of the successful heartbeats, in ascending order.
         """
-        told: list[tuple[float, float]] = []
-        watching = monitor(self.lease, SAFE, lambda lease, left: told.append((round(self.now, 3), left)))
+        calls: list[tuple[float, float]] = []
+        watching = monitor(self.lease, SAFE, lambda lease, left: calls.append((round(self.now, 3), left)))
         for effect in watching:
             assert isinstance(effect, Sleep)
             woken_at = self.now + effect.seconds
@@ -40,7 +40,7 @@ class Clock:
                 if self.now < at <= woken_at:
                     self.term.renewed(at, 10_000)
             self.now = woken_at
-        return told
+        return calls
 
 
 def test_a_lease_that_is_renewed_in_time_is_in_no_danger() -> None:
@@ -48,7 +48,7 @@ def test_a_lease_that_is_renewed_in_time_is_in_no_danger() -> None:
 
 
 @pytest.mark.parametrize("renewed_at", [6.5, 7.0, 8.9])
-def test_a_lease_in_danger_is_told_once_until_it_is_renewed_and_told_again_after_that(
+def test_a_danger_is_reported_once_and_again_after_a_renewal(
     renewed_at: float,
 ) -> None:
     clock = Clock()
@@ -57,13 +57,13 @@ def test_a_lease_in_danger_is_told_once_until_it_is_renewed_and_told_again_after
     assert left == pytest.approx(SAFE)
     assert renewed_at + LASTS - SAFE <= second <= renewed_at + LASTS - SAFE + SAFE / 10
     assert SAFE * 0.9 <= left_again <= SAFE
-    assert clock.lease.remaining() == 0.0, "it ended with the lease"
+    assert clock.lease.remaining() == 0.0, "the monitor ended with the lease"
 
 
-def test_a_lease_that_is_renewed_at_the_last_moment_again_and_again_is_told_each_time() -> None:
-    told = [at for at, _ in Clock().dangers(range(8, 40, 8), until=45.0)]
-    assert len(told) == 5
-    assert all(7.5 <= later - earlier <= 8.5 for earlier, later in pairwise(told))
+def test_a_lease_that_is_always_renewed_late_is_in_danger_each_time() -> None:
+    called = [at for at, _ in Clock().dangers(range(8, 40, 8), until=45.0)]
+    assert len(called) == 5
+    assert all(7.5 <= later - earlier <= 8.5 for earlier, later in pairwise(called))
 
 
 def test_a_lease_that_is_lost_is_not_in_danger() -> None:

@@ -15,7 +15,7 @@ from tests.client.conftest import MakeClient
 
 
 def both_orders(first: LockClient, second: LockClient, key: str, threads: ThreadPoolExecutor) -> list[str]:
-    """Let two clients nest two locks in opposite orders. Returns the errors of those that failed."""
+    """Nest two locks in two clients, in opposite orders. Returns the deadlock errors."""
     both_hold = threading.Barrier(2)
 
     def nest(locks: LockClient, outer: str, inner: str) -> str:
@@ -34,7 +34,7 @@ def both_orders(first: LockClient, second: LockClient, key: str, threads: Thread
     return sorted(filter(None, (each.result() for each in ends)))
 
 
-def test_of_two_that_nest_in_opposite_orders_one_ends_and_names_both(
+def test_nesting_in_opposite_orders_ends_with_one_deadlock_error(
     make_client: MakeClient, key: str, threads: ThreadPoolExecutor
 ) -> None:
     (failure,) = both_orders(make_client(owner="north"), make_client(owner="south"), key, threads)
@@ -43,7 +43,7 @@ def test_of_two_that_nest_in_opposite_orders_one_ends_and_names_both(
 
 
 @pytest.mark.parametrize("timeout", [None, 10])
-def test_a_lock_in_a_block_that_holds_it_is_an_error_at_once(
+def test_acquiring_a_lock_inside_its_own_block_fails_at_once(
     engine: Engine, client: LockClient, kind: str, key: str, timeout: float | None
 ) -> None:
     async def nest() -> None:
@@ -62,7 +62,7 @@ def test_a_lock_in_a_block_that_holds_it_is_an_error_at_once(
             pass
 
 
-def test_after_the_block_the_lock_is_waited_for_again(
+def test_after_the_block_the_client_waits_for_the_lock_again(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     with client.lock(key):
@@ -72,9 +72,7 @@ def test_after_the_block_the_lock_is_waited_for_again(
         client.acquire(key, timeout=0.1)
 
 
-def test_a_task_or_a_thread_that_is_started_in_a_block_does_not_hold_its_lease(
-    engine: Engine, key: str, threads: ThreadPoolExecutor
-) -> None:
+def test_a_task_that_is_started_in_a_block_does_not_hold_its_lease(engine: Engine, key: str) -> None:
     async def in_task() -> None:
         async with async_lock_client(engine.endpoint_url) as locks, locks.lock(f"{key}/task"):
             with pytest.raises(LockTimeoutError):
@@ -83,7 +81,7 @@ def test_a_task_or_a_thread_that_is_started_in_a_block_does_not_hold_its_lease(
     asyncio.run(in_task())
 
 
-def test_what_a_task_holds_can_be_said(engine: Engine, key: str) -> None:
+def test_a_task_can_declare_the_leases_that_it_holds(engine: Engine, key: str) -> None:
     async def in_task() -> None:
         async with (
             async_lock_client(engine.endpoint_url) as locks,
@@ -95,19 +93,21 @@ def test_what_a_task_holds_can_be_said(engine: Engine, key: str) -> None:
     asyncio.run(in_task())
 
 
-def test_holding_takes_leases(client: LockClient, key: str) -> None:
+def test_holding_must_be_a_list_of_leases(client: LockClient, key: str) -> None:
     with pytest.raises(LockValueError, match="holding must be a list of leases"):
         client.acquire(key, holding=["a"])  # type: ignore[list-item]
 
 
-def test_a_lease_of_another_client_is_none_of_its_blocks(
+def test_the_block_of_another_client_does_not_count(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     with client.lock(key), pytest.raises(LockTimeoutError):
         elsewhere.acquire(key, timeout=0.1)
 
 
-def test_a_wait_that_ends_leaves_no_note(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_a_wait_note_is_removed_when_the_wait_ends(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
     with elsewhere.lock(f"{key}/inner"), client.lock(key):
         with pytest.raises(LockTimeoutError):
             client.acquire(f"{key}/inner", timeout=0.2)

@@ -1,4 +1,4 @@
-"""What users of other lock libraries have there, and look for here: docs/coming-from.md."""
+"""Features that users of other lock libraries expect: docs/coming-from.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.client.losses import Losses
 
 
 class Dangers:
-    """An `on_danger` that remembers its calls."""
+    """An `on_danger` callback that records its calls."""
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[tuple[Lease, float]] = SimpleQueue()
@@ -39,7 +39,7 @@ def _is_heartbeat(seen: Seen) -> bool:
 def test_a_lease_whose_heartbeats_fail_is_in_danger_before_it_is_lost(
     make_client: MakeClient, proxy: Proxy, key: str
 ) -> None:
-    """When a lease is in danger, and for how long, is in `test_monitor.py`, on a simulated clock."""
+    """`test_monitor.py` tests the times, on a simulated clock."""
     client = make_client(proxy, lease=6.0, heartbeat=0.3, sdk={"read_timeout": 0.2})
     dangers, losses = Dangers(), Losses()
     lease = client.acquire(key)
@@ -47,32 +47,32 @@ def test_a_lease_whose_heartbeats_fail_is_in_danger_before_it_is_lost(
         client.keep_alive(lease, on_danger=dangers, safe_time=5.0, on_lost=losses),
         proxy.hanging(_is_heartbeat),
     ):
-        told, left = dangers.calls.get(timeout=PATIENCE)
-        assert told.lease_id == lease.lease_id
+        endangered, left = dangers.calls.get(timeout=PATIENCE)
+        assert endangered.lease_id == lease.lease_id
         assert left <= 5.0
         losses.one()
 
 
 @pytest.mark.parametrize("wrong", [-1, 0, "soon", 27.0, float("nan")])
-def test_a_safe_time_that_can_never_be_is_refused(client: LockClient, key: str, wrong: float) -> None:
+def test_an_impossible_safe_time_is_refused(client: LockClient, key: str, wrong: float) -> None:
     lease = client.acquire(key)
     with pytest.raises(LockValueError, match="safe_time"):
         client.keep_alive(lease, safe_time=wrong)
 
 
-def test_a_client_that_is_closed_beats_no_more(make_client: MakeClient, client: LockClient, key: str) -> None:
+def test_a_closed_client_sends_no_heartbeats(make_client: MakeClient, client: LockClient, key: str) -> None:
     closing = make_client(lease=2.0)
     lease, other = closing.acquire(key), closing.acquire(f"{key} too")
     losses = Losses()
     closing.keep_alive(lease, on_lost=losses)
     closing.keep_alive(other)
     closing.close()
-    assert client.try_acquire(key) is None, "it was not given back"
+    assert client.try_acquire(key) is None, "closing does not release the lock"
     wait_until(lambda: not lease.remaining())
     losses.none()
 
 
-def test_a_client_that_is_closed_with_release_gives_back_what_it_kept(
+def test_closing_with_release_frees_the_locks_with_heartbeats(
     make_client: MakeClient, client: LockClient, key: str
 ) -> None:
     closing = make_client()
@@ -86,7 +86,7 @@ def test_a_client_that_is_closed_with_release_gives_back_what_it_kept(
     assert closing.release(by_hand)
 
 
-def test_a_client_is_closed_though_one_release_fails(
+def test_closing_frees_the_other_locks_if_one_release_fails(
     make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
 ) -> None:
     closing = make_client(proxy, lease=5.0, sdk={"read_timeout": 0.3})
@@ -98,29 +98,31 @@ def test_a_client_is_closed_though_one_release_fails(
     ):
         closing.close(release=True)
     assert client.try_acquire(key) is None
-    assert client.try_acquire(f"{key} too"), "it was given back"
+    assert client.try_acquire(f"{key} too"), "the other lease is released"
 
 
-def test_a_safe_time_that_cannot_be_leaves_no_lock_behind(client: LockClient, key: str) -> None:
+def test_a_block_with_an_impossible_safe_time_leaves_no_lock_behind(client: LockClient, key: str) -> None:
     with pytest.raises(LockValueError, match="safe_time"), client.lock(key, safe_time=60):
-        pytest.fail("it has begun")
+        pytest.fail("the block has started")
     assert client.try_acquire(key)
 
 
-def test_only_a_lock_of_which_there_is_a_record(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_only_existing_refuses_a_lock_without_a_record(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
     with pytest.raises(LockNotFoundError, match=f"There is no record of the lock '{key[:5]}"):
         client.acquire(key, only_existing=True)
-    assert client.get(key) is None, "nothing was made"
+    assert client.get(key) is None, "no record is created"
     with elsewhere.lock(key), pytest.raises(LockTimeoutError):
         client.acquire(key, timeout=0, only_existing=True)
     assert client.release(client.acquire(key, timeout=0, only_existing=True))
 
 
-def test_a_lock_is_forgotten_unless_it_is_in_use_and_its_tokens_go_on(
+def test_a_free_lock_can_be_forgotten_and_its_tokens_go_on(
     client: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core_of(client).observer, "max_clock_skew_ms", 0)  # there is only one clock here
-    assert client.forget(key), "there is none"
+    assert client.forget(key), "there is no record"
     lease = client.acquire(key, data={"some": "data"})
     assert not client.forget(key)
     assert client.release(lease)
@@ -133,7 +135,7 @@ def test_a_lock_is_forgotten_unless_it_is_in_use_and_its_tokens_go_on(
     assert record.data is None
 
 
-def test_a_lock_whose_tokens_are_ahead_of_the_time_is_not_forgotten(
+def test_a_lock_with_tokens_ahead_of_server_time_is_not_forgotten(
     client: LockClient, sdk_client: object, key: str
 ) -> None:
     client.release(client.acquire(key))

@@ -1,6 +1,6 @@
-"""What was measured to be wrong in other lock libraries (numbered as in the design's list of peers), tried on ours.
+"""Defects that were measured in other lock libraries, tried on this one. The design's list of peers numbers them.
 
-One test or more for each; where a case is tried more thoroughly elsewhere, the test here is its shortest form.
+Each has one test or more. If another file tests a case in more detail, the test here is its shortest form.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deployments.patience import PATIENCE, TooBusyError, on_time, wait_until
 from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
 
-#: For a client that gives up on an answer soon, and sends everything once.
+#: For a client that waits briefly for an answer, and sends each request once.
 HASTY = {"read_timeout": 0.3, "retries": {"mode": "standard", "total_max_attempts": 1}}
 
 
@@ -34,15 +34,13 @@ def _holders(client: LockClient, key: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "AccessDeniedException", "InternalServerError"])
-def test_1_a_write_that_failed_is_not_a_lock(
-    make_client: MakeClient, proxy: Proxy, key: str, code: str
-) -> None:
+def test_1_a_failed_write_is_not_a_grant(make_client: MakeClient, proxy: Proxy, key: str, code: str) -> None:
     client = make_client(proxy, sdk=SLOW)
     with proxy.answering(lambda _: True, 400, code), pytest.raises(LockError):
         client.try_acquire(key)
 
 
-def test_2_a_write_that_lands_late_makes_no_second_winner(
+def test_2_a_delayed_acquire_makes_no_second_holder(
     make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
 ) -> None:
     slow = make_client(proxy, sdk=HASTY)
@@ -55,13 +53,13 @@ def test_2_a_write_that_lands_late_makes_no_second_winner(
     lease.check()
 
 
-def test_2_a_release_that_lands_late_leaves_the_successors_lock_alone(
+def test_2_a_delayed_release_does_not_free_the_successors_lock(
     make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
 ) -> None:
     slow = make_client(proxy, sdk=HASTY)
     first = slow.acquire(key)
     with proxy.delaying("release"):
-        assert slow.release(first), "sent again, and answered"
+        assert slow.release(first), "the client sends it again, and receives an answer"
         second = client.acquire(key)
 
     assert _holders(client, key) == [second.lease_id]
@@ -79,14 +77,14 @@ def test_3_a_wait_of_any_number_of_polls_sleeps_between_them_and_ends(
     took = time.monotonic() - begun
     assert took >= polls * 0.1
     assert proxy.whats().count("BatchGetItem") <= took / 0.1 + 1
-    # Besides it tries, draws a number, stands in line, looks for the last time, and leaves.
+    # The others: attempts, a ticket, the write of the queue entry, a last read, and the removal of the entry.
     assert len([each for each in proxy.whats() if each != "BatchGetItem"]) <= 8
 
 
 def test_3_a_lease_has_its_whole_length_after_a_long_wait(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
-    elsewhere.acquire(key, lease=0.6)  # and is never heard of again
+    elsewhere.acquire(key, lease=0.6)  # and sends no heartbeat
 
     lease = client.acquire(key, timeout=PATIENCE, poll_interval=0.1, lease=30)
 
@@ -106,7 +104,7 @@ def test_4_an_exception_comes_out_of_a_with_block(client: LockClient, key: str) 
         raise ZeroDivisionError
 
 
-def test_4_a_timeout_of_zero_is_zero(client: LockClient, key: str) -> None:
+def test_4_a_timeout_of_zero_does_not_wait(client: LockClient, key: str) -> None:
     client.acquire(key)
     begun = time.monotonic()
     with pytest.raises(LockTimeoutError):
@@ -114,7 +112,7 @@ def test_4_a_timeout_of_zero_is_zero(client: LockClient, key: str) -> None:
     assert time.monotonic() - begun < 10
 
 
-def test_4_one_who_waits_for_his_own_lock_is_told_that_it_is_his(make_client: MakeClient, key: str) -> None:
+def test_4_an_error_shows_that_the_client_itself_holds_the_lock(make_client: MakeClient, key: str) -> None:
     client = make_client(owner="myself")
     lease = client.acquire(key)
     with pytest.raises(LockDeadlockError, match=r"because it holds .* itself"):
@@ -123,7 +121,7 @@ def test_4_one_who_waits_for_his_own_lock_is_told_that_it_is_his(make_client: Ma
         client.acquire(key, timeout=0.2, poll_interval=0.1)
 
 
-def test_5_a_holder_whose_acquire_was_not_answered_does_not_block_his_successor(
+def test_5_an_acquire_without_an_answer_does_not_block_the_next_claimant(
     make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
 ) -> None:
     for attempts, outcome in ((1, None), (2, "granted")):
@@ -152,7 +150,7 @@ def test_6_a_lost_lock_does_not_count_as_held(client: LockClient, elsewhere: Loc
         lease.check()
 
 
-def test_6_releasing_a_lock_that_was_never_taken_creates_no_record(
+def test_6_releasing_a_lock_without_a_record_creates_none(
     client: LockClient, sdk_client: Any, key: str
 ) -> None:
     lease = client.acquire(key)
@@ -163,7 +161,7 @@ def test_6_releasing_a_lock_that_was_never_taken_creates_no_record(
     assert client.get(key) is None
 
 
-def test_7_a_process_that_looks_once_takes_a_dead_lock_at_once(
+def test_7_a_newcomer_reclaims_a_dead_holder_in_one_attempt(
     make_client: MakeClient, elsewhere: LockClient, key: str, sends_dates: bool
 ) -> None:
     elsewhere.acquire(key, lease=0.3)
@@ -171,10 +169,10 @@ def test_7_a_process_that_looks_once_takes_a_dead_lock_at_once(
 
     lease = make_client(max_clock_skew=0).try_acquire(key)
 
-    assert (lease is not None) == sends_dates, "without dates, nobody can know"
+    assert (lease is not None) == sends_dates, "without dates, it cannot know that the holder is dead"
 
 
-def test_8_a_heartbeat_that_lands_after_the_release_does_not_bring_the_lock_back(
+def test_8_a_heartbeat_applied_after_the_release_does_not_restore_the_lease(
     make_client: MakeClient, client: LockClient, proxy: Proxy, key: str
 ) -> None:
     slow = make_client(proxy, sdk=HASTY)
@@ -188,12 +186,12 @@ def test_8_a_heartbeat_that_lands_after_the_release_does_not_bring_the_lock_back
     assert client.try_acquire(key)
 
 
-def test_8_two_names_that_read_alike_are_two_locks(client: LockClient, key: str) -> None:
+def test_8_keys_that_read_alike_are_two_locks(client: LockClient, key: str) -> None:
     assert client.try_acquire(f"{key}/ab/c")
     assert client.try_acquire(f"{key}/a/bc")
 
 
-def test_9_a_heartbeat_that_hangs_does_not_hold_up_the_others(
+def test_9_a_heartbeat_that_hangs_does_not_delay_the_others(
     make_client: MakeClient, proxy: Proxy, key: str
 ) -> None:
     @on_time
@@ -202,17 +200,17 @@ def test_9_a_heartbeat_that_hangs_does_not_hold_up_the_others(
         hole, other = f"{key}/hole/{factor}", f"{key}/other/{factor}"
         with (
             proxy.hanging(lambda seen: seen.what == "heartbeat" and seen.key == hole),
-            client.lock(other) as beating,
+            client.lock(other) as alive,
         ):
             hanging = client.acquire(hole)
             with client.keep_alive(hanging):
                 wait_until(lambda: not hanging.remaining())
-            if not beating.remaining() and factor < 64:
+            if not alive.remaining() and factor < 64:
                 raise TooBusyError
-            beating.check()
+            alive.check()
 
 
-def test_10_a_release_frees_nobody_elses_lock(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_10_a_late_release_frees_nothing(client: LockClient, elsewhere: LockClient, key: str) -> None:
     late = client.acquire(key, lease=0.3)
     successor = elsewhere.acquire(key, timeout=PATIENCE, poll_interval=0.1)
     before = elsewhere.get(key)

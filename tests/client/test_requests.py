@@ -1,4 +1,4 @@
-"""How many requests go over the wire (rules R2 and R11), counted by a proxy, which would see the SDK's retries too."""
+"""How many requests the clients send (R2 and R11). A proxy counts them, including the SDK's retries."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def counted(make_client: MakeClient, proxy: Proxy) -> LockClient:
 
 @pytest.fixture
 def first(sends_dates: bool) -> list[str]:
-    """The first grant of a fresh client: by an answer without a date, it removes its times from the record."""
+    """The requests of a fresh client's first grant. If the answer has no date, it removes its times from the record."""
     return ["acquire"] if sends_dates else ["acquire", "acquire"]
 
 
-def test_a_fresh_client_takes_a_key_never_seen_before_with_one_request(
+def test_a_fresh_client_acquires_a_new_key_with_one_request(
     counted: LockClient, proxy: Proxy, key: str, first: list[str]
 ) -> None:
     assert counted.try_acquire(key)
     assert proxy.whats() == first
 
 
-def test_a_fresh_client_takes_a_free_lock_with_one_request(
+def test_a_fresh_client_acquires_a_free_lock_with_one_request(
     counted: LockClient, client: LockClient, proxy: Proxy, key: str, first: list[str]
 ) -> None:
     with client.lock(key):
@@ -46,7 +46,7 @@ def test_a_fresh_client_takes_a_free_lock_with_one_request(
     assert proxy.whats() == first
 
 
-def test_taking_and_giving_back_are_two_requests(
+def test_acquiring_and_releasing_are_two_requests(
     counted: LockClient, proxy: Proxy, key: str, first: list[str]
 ) -> None:
     lease = counted.acquire(key)
@@ -91,7 +91,7 @@ def test_leaving_and_releasing_is_one_request(
     assert proxy.whats() == [*first, "enter", "release"]
 
 
-def test_a_refused_acquire_is_one_request_where_the_engine_shows_the_item(
+def test_a_refused_acquire_is_one_request_if_the_engine_returns_the_item(
     counted: LockClient, client: LockClient, proxy: Proxy, key: str, shows_refused: bool
 ) -> None:
     client.acquire(key)
@@ -100,10 +100,10 @@ def test_a_refused_acquire_is_one_request_where_the_engine_shows_the_item(
     assert proxy.whats() == (["acquire"] if shows_refused else ["acquire", "GetItem"])
 
 
-def test_a_free_slot_of_a_lock_that_others_hold_is_taken_with_two_requests(
+def test_a_free_slot_of_a_held_lock_is_acquired_with_two_requests(
     counted: LockClient, client: LockClient, proxy: Proxy, key: str, shows_refused: bool
 ) -> None:
-    """The refusal says that there is room, the second write takes it."""
+    """The refusal shows that a slot is free, and the second write takes it."""
     client.acquire(key, capacity=2)
 
     assert counted.try_acquire(key, capacity=2)
@@ -129,7 +129,7 @@ POLL = 0.5
 
 @pytest.mark.proof
 @pytest.mark.parametrize("engine", [DynamoDBLocal], indirect=True, ids=["dynamodb-local"])
-async def test_a_thousand_coroutines_waiting_on_fifty_locks_are_one_read_per_poll(
+async def test_a_thousand_coroutines_that_wait_for_fifty_locks_share_one_read_per_poll(
     proxy: Proxy, key: str
 ) -> None:
     async with (
@@ -148,11 +148,11 @@ async def test_a_thousand_coroutines_waiting_on_fifty_locks_are_one_read_per_pol
             await asyncio.to_thread(proxy.wait_for, proxy.whats().count("BatchGetItem") + 6, "BatchGetItem")
             polls = _of_waiting(proxy, first)
             assert {request.what for request in polls} == {"BatchGetItem"}, (
-                "nobody is woken while all are held"
+                "no waiter is woken while all locks are held"
             )
             assert len(polls) <= (time.monotonic() - begun) / POLL + 1
 
-            # One lock comes free, unknown to the waiters' client: exactly one is woken; it looks, takes, and leaves.
+            # Another client frees one lock. Exactly one waiter is woken: it reads the queue, acquires and dequeues.
             first = len(proxy.seen)
             assert await holder.release(held[f"{key}-17"])
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=10)
@@ -167,17 +167,17 @@ async def test_a_thousand_coroutines_waiting_on_fifty_locks_are_one_read_per_pol
 
 
 async def _until_all_wait(proxy: Proxy, waiters: int) -> None:
-    """All of them stand in line; and there was a poll after that."""
+    """Wait until all waiters are queued, and one more poll has been sent."""
     await asyncio.to_thread(proxy.wait_for, waiters, "PutItem", within=120)
     await asyncio.to_thread(proxy.wait_for, proxy.whats().count("BatchGetItem") + 1, "BatchGetItem")
 
 
 def _of_waiting(proxy: Proxy, first: int) -> list[Seen]:
-    """What was sent since then, but for the one lease by which a process shows that it lives."""
+    """Return the requests since the number `first`, except those for the presence of the process."""
     return [each for each in proxy.seen[first:] if not (each.key or "").startswith(WAITING_PREFIX)]
 
 
-def test_threads_that_wait_in_one_process_share_the_poller_too(
+def test_threads_that_wait_in_one_process_share_the_poller(
     make_client: MakeClient, proxy: Proxy, key: str
 ) -> None:
     poll_interval = 0.2
@@ -200,7 +200,7 @@ def test_threads_that_wait_in_one_process_share_the_poller_too(
         assert {request.what for request in polls} == {"BatchGetItem"}
         assert len(polls) <= (time.monotonic() - begun) / poll_interval + 1
 
-        # Everybody gets a turn.
+        # Each waiter gets the lock.
         for lease in held:
             holder.release(lease)
         turns: list[Lease] = []

@@ -1,7 +1,7 @@
-"""A short life of a lock on DynamoDB Local, with each kind of client.
+"""The common operations of a lock on DynamoDB Local, with each kind of client.
 
-`make test` runs the whole contract on moto. This file shows that AWS's own engine accepts the expressions that a usual
-life needs. `make proof` runs the whole contract on it.
+`make test` runs the whole contract on moto. This file shows that AWS's own engine accepts the expressions of the common
+operations. `make proof` runs the whole contract on it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 from airflow_dynamo_lock import Lease, LockClient, LockLostError
 from deployments.engines import DynamoDBLocal
 from deployments.patience import PATIENCE
-from tests.client.test_kinds import waits
+from tests.client.test_kinds import start_waiter
 
 pytestmark = pytest.mark.parametrize("engine", [DynamoDBLocal], indirect=True, ids=["dynamodb-local"])
 
 
-def test_take_renew_and_release(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_acquire_renew_and_release(client: LockClient, elsewhere: LockClient, key: str) -> None:
     client.check_table()
     lease = client.acquire(key, data={"offset": 1})
     assert elsewhere.try_acquire(key) is None
@@ -33,11 +33,11 @@ def test_take_renew_and_release(client: LockClient, elsewhere: LockClient, key: 
     assert elsewhere.acquire(key).token > lease.token
 
 
-def test_the_next_in_the_queue_takes_it(
+def test_the_next_waiter_is_granted_a_released_lock(
     client: LockClient, elsewhere: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = client.acquire(key)
-    waiting = waits(threads, elsewhere, key, timeout=PATIENCE)
+    waiting = start_waiter(threads, elsewhere, key, timeout=PATIENCE)
     assert [each.owner for each in client.waiters(key)] == ["elsewhere"]
     client.release(held)
     lease = waiting.result(PATIENCE)
@@ -63,7 +63,7 @@ def test_a_semaphore_a_shared_lock_and_several_locks_at_once(
     assert elsewhere.try_acquire([f"{key}/b", f"{key}/c"])
 
 
-def test_a_dead_holder_is_replaced_and_a_living_one_broken(
+def test_a_dead_holder_is_reclaimed_and_a_living_one_broken(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     dead = client.acquire(key, lease=1)

@@ -1,6 +1,6 @@
-"""Quick hand-over by the table's stream, with both clients on both engines; and what is left when the stream is not.
+"""Quick hand-over by the table's stream, with both clients on both engines; and what happens without the stream.
 
-Waiters poll every 5 s here, or less often: whoever is quicker has been told by the stream.
+Most waiters poll every 60 s here, or less often, so a quicker hand-over comes from the stream.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from deployments.proxy import Proxy, Seen
 from tests.client.conftest import MakeClient
 
 POLL = 60.0
-#: Well before the next poll, on a busy machine too.
+#: Seconds: well before the next poll, on a busy machine too.
 SOON = 20.0
-#: What is asked while nothing happens.
+#: The requests of waiters while no lock changes.
 READS = {"GetRecords", "BatchGetItem"}
 
-# Where it does not matter what the engine is.
+# For tests where one engine is enough.
 on_moto = pytest.mark.parametrize("engine", [MotoServer], indirect=True, ids=["moto"])
 
 
 @pytest.fixture
 def kind(engine: Engine) -> str:
-    """Each engine with one of the clients: these tests take seconds each."""
+    """One kind of client per engine, because each of these tests takes seconds."""
     return "sync" if isinstance(engine, MotoServer) else "async"
 
 
@@ -54,28 +54,28 @@ def table(engine: Engine, sdk_client: Any) -> str:
 
 @pytest.fixture
 def holder(make_client: MakeClient, table: str) -> LockClient:
-    """Another process, which has no use for the stream."""
+    """A client that does not read the stream. It stands for another process."""
     return make_client(table=table, owner="holder")
 
 
 @pytest.fixture
 def waiter(make_client: MakeClient, proxy: Proxy, table: str) -> LockClient:
-    """One who reads the stream, through the proxy."""
+    """A client that reads the stream, through the proxy."""
     return make_client(proxy, table=table, streams=True, sdk=SLOW)
 
 
-# -- what it is for -------------------------------------------------------------------------------------------------
+# -- hand-over ------------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_changes_hands_long_before_the_next_poll(
+def test_a_lock_is_handed_over_long_before_the_next_poll(
     holder: LockClient, waiter: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     took = []
     for _ in range(11):
         held = holder.acquire(key)
         waiting, _ = _acquire(threads, waiter, key)
-        _until_heard(waiter)
-        time.sleep(random.uniform(0, 0.25))  # at whichever moment between two reads
+        _until_stream_is_read(waiter)
+        time.sleep(random.uniform(0, 0.25))  # to release at a random time between two reads
         released_at = time.monotonic()
         holder.release(held)
         lease = waiting.result(PATIENCE)
@@ -86,27 +86,27 @@ def test_a_lock_changes_hands_long_before_the_next_poll(
     assert max(took) < SOON
 
 
-def test_a_keeper_learns_from_the_stream_that_its_lease_was_broken(
+def test_until_gone_ends_by_the_stream_when_the_lease_is_broken(
     holder: LockClient, engine: Engine, table: str, key: str
 ) -> None:
-    async def keep() -> float:
-        async with async_lock_client(engine.endpoint_url, table=table, streams=True) as keeper:
-            lease = await keeper.acquire(key)
-            keeping = asyncio.create_task(keeper.until_gone(lease, poll_interval=600))
-            while keeper._core.poller._reported_until == -math.inf:  # noqa: ASYNC110 - nothing else tells
+    async def wait() -> float:
+        async with async_lock_client(engine.endpoint_url, table=table, streams=True) as client:
+            lease = await client.acquire(key)
+            waiting = asyncio.create_task(client.until_gone(lease, poll_interval=600))
+            while client._core.poller._reported_until == -math.inf:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(holder.break_lock, key, lease.lease_id)
             broken_at = time.monotonic()
-            await asyncio.wait_for(keeping, PATIENCE)
+            await asyncio.wait_for(waiting, PATIENCE)
             return time.monotonic() - broken_at
 
-    assert asyncio.run(keep()) < SOON
+    assert asyncio.run(wait()) < SOON
 
 
-def test_a_dead_holder_is_noticed_when_its_lease_has_run_out(
+def test_a_dead_holder_is_reclaimed_when_its_lease_has_run_out(
     holder: LockClient, waiter: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
-    """Nothing is written when it dies, so no stream tells."""
+    """A holder that dies writes nothing, so the stream shows nothing."""
 
     @on_time
     def _(factor: int) -> None:
@@ -114,7 +114,7 @@ def test_a_dead_holder_is_noticed_when_its_lease_has_run_out(
         lease = holder.try_acquire(name, lease=seconds)
         assert lease
         waiting, _ = _acquire(threads, waiter, name, poll_interval=600)
-        _until_heard(waiter)
+        _until_stream_is_read(waiter)
         try:
             begun = time.monotonic()
             seen_last = holder.renew(lease)
@@ -128,10 +128,10 @@ def test_a_dead_holder_is_noticed_when_its_lease_has_run_out(
         assert seconds - 0.1 < took < seconds + SOON
 
 
-# -- what it costs --------------------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------------------------
 
 
-def test_all_who_wait_share_one_reader_and_few_polls(
+def test_all_waiters_share_one_reader_and_few_polls(
     holder: LockClient,
     waiter: LockClient,
     proxy: Proxy,
@@ -139,14 +139,13 @@ def test_all_who_wait_share_one_reader_and_few_polls(
     key: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        presence, "_PRESENCE_AFTER", 600.0
-    )  # a slow machine's first sign of life would come into it
+    # On a slow machine, the first write of the process's presence would be counted.
+    monkeypatch.setattr(presence, "_PRESENCE_AFTER", 600.0)
     keys = [f"{key}-{number}" for number in range(15)]
     held = [holder.acquire(each) for each in keys]
     waiting = [_acquire(threads, waiter, each, poll_interval=1.0)[0] for each in keys]
-    _until_heard(waiter)
-    # All stand in line, and the last one's lock has been looked at.
+    _until_stream_is_read(waiter)
+    # All waiters are queued, and their last requests for that were sent a while ago.
     wait_until(lambda: len(core_of(waiter).queue.own.ids) == len(keys))
     wait_until(lambda: all(seen.what in READS or seen.at < time.monotonic() - 0.5 for seen in proxy.seen))
     begun, since = len(proxy.seen), time.monotonic()
@@ -156,7 +155,7 @@ def test_all_who_wait_share_one_reader_and_few_polls(
 
     assert set(asked) <= READS
     assert 4 <= asked.count("GetRecords") <= lasted / 0.2
-    assert asked.count("BatchGetItem") <= 1, "where polling is one each second"
+    assert asked.count("BatchGetItem") <= 1, "without the stream, there is one each second"
     for lease in held:
         holder.release(lease)
     for future in waiting:
@@ -164,12 +163,12 @@ def test_all_who_wait_share_one_reader_and_few_polls(
 
 
 @on_moto
-def test_nothing_is_asked_for_once_nobody_waits(
+def test_no_request_is_sent_after_the_last_wait(
     holder: LockClient, waiter: LockClient, proxy: Proxy, threads: ThreadPoolExecutor, key: str
 ) -> None:
     held = holder.acquire(key)
     waiting, _ = _acquire(threads, waiter, key)
-    _until_heard(waiter)
+    _until_stream_is_read(waiter)
     holder.release(held)
     waiting.result(PATIENCE)
     # The stream was read every 0.25 s.
@@ -177,14 +176,14 @@ def test_nothing_is_asked_for_once_nobody_waits(
 
 
 @on_moto
-@pytest.mark.parametrize("kind", ["sync"])  # which has a thread for it
+@pytest.mark.parametrize("kind", ["sync"])  # this client reads the stream in a thread
 def test_the_reader_ends_with_the_last_waiter(
     holder: LockClient, waiter: LockClient, threads: ThreadPoolExecutor, key: str
 ) -> None:
     before = _stream_threads()
     held = holder.acquire(key)
     waiting, _ = _acquire(threads, waiter, key)
-    _until_heard(waiter)
+    _until_stream_is_read(waiter)
     (thread,) = _stream_threads() - before
     assert thread.daemon
     holder.release(held)
@@ -193,7 +192,7 @@ def test_the_reader_ends_with_the_last_waiter(
     wait_until(lambda: not thread.is_alive())
 
 
-# -- when there is no stream ----------------------------------------------------------------------------------------
+# -- without a stream -----------------------------------------------------------------------------------------------
 
 
 @on_moto
@@ -246,11 +245,11 @@ def test_without_permission_waiters_poll(
     assert core_of(waiter).table in warning
 
 
-# -- when it fails midway -------------------------------------------------------------------------------------------
+# -- failures of the stream -----------------------------------------------------------------------------------------
 
 
 @on_moto
-def test_when_the_stream_is_denied_midway_polling_is_back_and_the_stream_later_too(
+def test_waiters_poll_while_the_stream_is_denied_and_then_use_it_again(
     holder: LockClient,
     waiter: LockClient,
     proxy: Proxy,
@@ -262,7 +261,7 @@ def test_when_the_stream_is_denied_midway_polling_is_back_and_the_stream_later_t
     monkeypatch.setattr(streams, "_RETRY", 1.0)
     held = holder.acquire(key)
     waiting, _ = _acquire(threads, waiter, key, poll_interval=0.5)
-    _until_heard(waiter)
+    _until_stream_is_read(waiter)
     with proxy.answering(_of_the_stream, 400, "AccessDeniedException", "not for you") as denied:
         proxy.wait_for(1, "GetRecords")
         begun = time.monotonic()
@@ -272,7 +271,7 @@ def test_when_the_stream_is_denied_midway_polling_is_back_and_the_stream_later_t
         wait_until(lambda: denied.hits >= 3)
     assert len(_warnings(caplog)) == 1
 
-    _until_heard(waiter)
+    _until_stream_is_read(waiter)
     begun = time.monotonic()
     holder.release(held)
     waiter.release(waiting.result(PATIENCE))
@@ -281,7 +280,7 @@ def test_when_the_stream_is_denied_midway_polling_is_back_and_the_stream_later_t
 
 @on_moto
 @pytest.mark.parametrize("how", ["throttled", "broken", "expired"])
-def test_a_stream_that_stumbles_loses_no_change(
+def test_failed_reads_of_the_stream_lose_no_change(
     holder: LockClient,
     waiter: LockClient,
     proxy: Proxy,
@@ -292,14 +291,14 @@ def test_a_stream_that_stumbles_loses_no_change(
 ) -> None:
     held = holder.acquire(key)
     waiting, _ = _acquire(threads, waiter, key, poll_interval=600)
-    _until_heard(waiter)
+    _until_stream_is_read(waiter)
     code = {"throttled": "LimitExceededException", "expired": "ExpiredIteratorException"}
     bad = proxy.breaking(_reads) if how == "broken" else proxy.answering(_reads, 400, code[how], "try later")
     with bad as rule:
         wait_until(lambda: rule.hits >= 2)
         assert not waiting.done()
         holder.release(held)
-        # Each time that it starts anew it has all read that is waited for, so no more may be needed than that.
+        # Each restart of the reader makes the poller read all locks, which may already end the wait.
         wait_until(lambda: rule.hits >= 3 or (how == "expired" and waiting.done()))
     begun = time.monotonic()
 
@@ -308,7 +307,7 @@ def test_a_stream_that_stumbles_loses_no_change(
     assert _warnings(caplog) == []
 
 
-def test_a_stream_that_is_disabled_is_no_longer_relied_on(
+def test_waiters_poll_after_the_stream_is_disabled(
     holder: LockClient,
     waiter: LockClient,
     sdk_client: Any,
@@ -318,10 +317,10 @@ def test_a_stream_that_is_disabled_is_no_longer_relied_on(
     key: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "_CHECK", 0.5)  # moto goes on serving a stream that is disabled
+    monkeypatch.setattr(streams, "_CHECK", 0.5)  # moto still serves a disabled stream
     holder.acquire(key)
     waiting, _ = _acquire(threads, waiter, key, poll_interval=0.5, timeout=6)
-    _until_heard(waiter)
+    _until_stream_is_read(waiter)
     sdk_client.update_table(TableName=table, StreamSpecification={"StreamEnabled": False})
     wait_until(lambda: core_of(waiter).poller._reported_until == -math.inf)
 
@@ -347,13 +346,13 @@ def test_a_stream_that_is_enabled_again_is_read_again(
     monkeypatch.setattr(streams, "_RETRY", 0.5)
     held = holder.acquire(key)
     waiting, _ = _acquire(threads, waiter, key)
-    _until_heard(waiter)
+    _until_stream_is_read(waiter)
     sdk_client.update_table(TableName=table, StreamSpecification={"StreamEnabled": False})
     wait_until(lambda: len(_warnings(caplog)) == 1)
     on = {"StreamEnabled": True, "StreamViewType": "NEW_AND_OLD_IMAGES"}
     sdk_client.update_table(TableName=table, StreamSpecification=on)
 
-    _until_heard(waiter)
+    _until_stream_is_read(waiter)
     begun = time.monotonic()
     holder.release(held)
     waiter.release(waiting.result(PATIENCE))
@@ -364,9 +363,7 @@ def test_a_stream_that_is_enabled_again_is_read_again(
 # -- the table ------------------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_made_with_a_stream_of_keys_where_that_is_asked_for(
-    make_client: MakeClient, sdk_client: Any
-) -> None:
+def test_create_table_enables_a_stream_of_keys_on_request(make_client: MakeClient, sdk_client: Any) -> None:
     for wanted in (True, False):
         locks = make_client(table=f"table-{uuid4()}")
         locks.create_table(streams=wanted)
@@ -378,7 +375,7 @@ def test_a_table_is_made_with_a_stream_of_keys_where_that_is_asked_for(
 
 
 @on_moto
-def test_a_table_without_a_stream_is_not_taken_for_one_with(make_client: MakeClient) -> None:
+def test_create_table_with_a_stream_refuses_a_table_without_one(make_client: MakeClient) -> None:
     locks = make_client(table=f"table-{uuid4()}")
     locks.create_table()
     with pytest.raises(LockTableError, match="exists already, without a stream: enable one"):
@@ -398,7 +395,7 @@ def _stream_threads() -> set[threading.Thread]:
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of the stream, without the poller's own complaints."""
+    """Return the warnings about the stream, without those about polls."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -406,8 +403,8 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def _until_heard(client: LockClient) -> None:
-    """Wait until the stream is read, and tells what changes from now on."""
+def _until_stream_is_read(client: LockClient) -> None:
+    """Wait until the client reads the stream, and receives all changes from now on."""
     since = time.clock_gettime(time.CLOCK_BOOTTIME)
     wait_until(lambda: core_of(client).poller._reported_until > since)
 
@@ -415,7 +412,7 @@ def _until_heard(client: LockClient) -> None:
 def _acquire(
     threads: ThreadPoolExecutor, client: LockClient, key: str, **options: object
 ) -> tuple[Future[Lease], threading.Event]:
-    """An acquire in a thread, and the moment at which it was refused first. It ends, even if the test fails."""
+    """Start an acquire in a thread. The event is set when it is refused. It ends, even if the test fails."""
     options.setdefault("timeout", PATIENCE)
     options.setdefault("poll_interval", POLL)
     refused = threading.Event()

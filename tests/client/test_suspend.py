@@ -1,7 +1,7 @@
-"""A machine that was suspended: a holder learns within a second of waking that its lease is lost (rule R4).
+"""A machine that was suspended: within a second of waking, a holder detects that its lease is lost (R4).
 
-Two clocks are simulated. One counts the suspend, and leases count by it; the other one does not, and everything that
-waits (events, queues, event loops) counts by that one.
+Two clocks are simulated. Leases use the one that counts the suspend. Everything that waits (events, queues, event
+loops) uses the other one, which does not.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from airflow_dynamo_lock.core.model.outcomes import Renewed
 from airflow_dynamo_lock.core.model.record import Holder
 
 LEASE = 30.0
-#: Longer than the lease lasts after the machine has woken, if the wait is not divided.
+#: A heartbeat interval that is longer than the rest of the lease, if the holder waits for it in one piece.
 INTERVAL = 14.0
-#: The clocks are no more exact than floats.
+#: Rounding error of the clocks, which are floats, in seconds.
 EXACT = 1e-6
 
 
@@ -48,10 +48,10 @@ class Machine:
         return self.awake + (self.suspended_for if self.awake > self.suspended_at else 0.0)
 
     def wait(self, seconds: float) -> None:
-        """Wait by the clock that does not."""
+        """Wait by the clock that does not count the suspend."""
         assert seconds >= 0
         self.awake += seconds
-        assert self.awake < self.suspended_at + LEASE, "nothing has come of it for a whole lease"
+        assert self.awake < self.suspended_at + LEASE, "the test has not ended within a whole lease"
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def told() -> list[float]:
-    """When somebody was told something, by the clock that counts the suspend."""
+def reported_at() -> list[float]:
+    """Times of the reports that a test expects, usually by the clock that counts the suspend."""
     return []
 
 
 def the_lease(client: LockClient | AsyncLockClient) -> Lease:
-    """A lease whose last heartbeat was just now."""
+    """Return a lease whose last heartbeat has just been sent."""
     lease = client._core.with_term(Lease("key", "lease", 1, "owner", 1, 1, int(LEASE * 1000), 1000, 0))
     assert lease.term
     lease.term.renewed(clock.monotonic(), lease.lease_ms)
@@ -80,7 +80,7 @@ def the_lease(client: LockClient | AsyncLockClient) -> Lease:
 
 @pytest.fixture
 def threads(machine: Machine) -> Iterator[list[Callable[[], None]]]:
-    """What the client's threads would do. The test does it in its own, where waiting is simulated."""
+    """The functions of the client's threads. The test calls them in its own thread, where waiting is simulated."""
     started: list[Callable[[], None]] = []
 
     class Thread:
@@ -108,45 +108,45 @@ def threads(machine: Machine) -> Iterator[list[Callable[[], None]]]:
         yield started
 
 
-def beats(machine: Machine, told: list[float], interval: float) -> KeepAlive:
+def start_heartbeats(machine: Machine, reported_at: list[float], interval: float) -> KeepAlive:
     client = LockClient(None, table="locks", heartbeat=INTERVAL)
 
     def on_lost(lease: Lease, lost: LockLostError) -> None:
         assert "no heartbeat has succeeded in time" in str(lost)
-        told.append(machine.clock())
+        reported_at.append(machine.clock())
 
     def on_danger(lease: Lease, left: float) -> None:
-        told.append(machine.clock())
+        reported_at.append(machine.clock())
 
     return client.keep_alive(the_lease(client), interval=interval, on_lost=on_lost, on_danger=on_danger)
 
 
-def test_a_holder_that_sleeps_between_two_heartbeats_learns_of_its_loss_within_a_second_of_waking(
-    machine: Machine, told: list[float], threads: list[Callable[[], None]]
+def test_a_holder_between_two_heartbeats_detects_its_loss_within_a_second_of_waking(
+    machine: Machine, reported_at: list[float], threads: list[Callable[[], None]]
 ) -> None:
-    beats(machine, told, INTERVAL)
-    beat, _ = threads
-    beat()
+    start_heartbeats(machine, reported_at, INTERVAL)
+    heartbeats, _ = threads
+    heartbeats()
 
-    assert len(told) == 1
-    assert told[0] <= Machine.woken_at + 1 + EXACT
+    assert len(reported_at) == 1
+    assert reported_at[0] <= Machine.woken_at + 1 + EXACT
 
 
-def test_a_holder_that_waits_for_the_answer_to_a_heartbeat_learns_of_its_loss_within_a_second_of_waking(
-    machine: Machine, told: list[float], threads: list[Callable[[], None]]
+def test_a_holder_that_waits_for_an_answer_detects_its_loss_within_a_second_of_waking(
+    machine: Machine, reported_at: list[float], threads: list[Callable[[], None]]
 ) -> None:
-    beats(machine, told, interval=2.0)
-    beat, _ = threads
-    beat()
+    start_heartbeats(machine, reported_at, interval=2.0)
+    heartbeats, _ = threads
+    heartbeats()
 
-    assert len(told) == 1
-    assert told[0] <= Machine.woken_at + 1 + EXACT
+    assert len(reported_at) == 1
+    assert reported_at[0] <= Machine.woken_at + 1 + EXACT
 
 
 def test_a_monitor_ends_within_a_second_of_waking(
-    machine: Machine, told: list[float], threads: list[Callable[[], None]]
+    machine: Machine, reported_at: list[float], threads: list[Callable[[], None]]
 ) -> None:
-    beats(machine, told, INTERVAL)
+    start_heartbeats(machine, reported_at, INTERVAL)
     _, monitor = threads
     monitor()
 
@@ -157,12 +157,12 @@ def test_a_monitor_ends_within_a_second_of_waking(
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop on that machine, in which nothing comes in from outside."""
+    """An event loop on the simulated machine, without input from outside."""
 
     def __init__(self, machine: Machine) -> None:
         class Selector(selectors.SelectSelector):
             def select(self, timeout: float | None = None) -> list[Any]:
-                assert timeout is not None, "it waits for nothing"
+                assert timeout is not None, "the loop would wait for ever"
                 machine.wait(max(0.0, timeout))
                 return []
 
@@ -179,7 +179,7 @@ def run(machine: Machine, main: Callable[[], Any]) -> None:
 
 
 class Silent:
-    """An SDK client that is never answered."""
+    """An SDK client that never receives an answer."""
 
     async def update_item(self, **_: object) -> None:
         await asyncio.get_running_loop().create_future()
@@ -188,28 +188,30 @@ class Silent:
 
 
 @pytest.mark.parametrize("interval", [INTERVAL, 2.0], ids=["asleep", "waiting for an answer"])
-def test_a_coroutine_that_holds_learns_of_its_loss_within_a_second_of_waking(
-    machine: Machine, told: list[float], interval: float
+def test_a_coroutine_that_holds_detects_its_loss_within_a_second_of_waking(
+    machine: Machine, reported_at: list[float], interval: float
 ) -> None:
     async def hold() -> None:
         client = AsyncLockClient(Silent(), table="locks", heartbeat=INTERVAL)
 
         def on_lost(lease: Lease, lost: LockLostError) -> None:
-            told.append(machine.clock())
+            reported_at.append(machine.clock())
 
         await client.keep_alive(the_lease(client), interval=interval, on_lost=on_lost)
 
     run(machine, hold)
-    assert len(told) == 1
-    assert told[0] <= Machine.woken_at + 1 + EXACT
+    assert len(reported_at) == 1
+    assert reported_at[0] <= Machine.woken_at + 1 + EXACT
 
 
-def test_a_keeper_beats_within_a_second_of_waking(machine: Machine, told: list[float]) -> None:
+def test_keep_for_processes_renews_within_a_second_of_waking(
+    machine: Machine, reported_at: list[float]
+) -> None:
     class Ended(Exception):
         pass
 
-    def beat(*_: object) -> Operation[Renewed]:
-        told.append(machine.clock())
+    def heartbeat(*_: object) -> Operation[Renewed]:
+        reported_at.append(machine.clock())
         if machine.awake > Machine.suspended_at:
             raise Ended
         yield Sleep(0.0)
@@ -217,12 +219,12 @@ def test_a_keeper_beats_within_a_second_of_waking(machine: Machine, told: list[f
 
     async def keep() -> None:
         client = AsyncLockClient(Silent(), table="locks")
-        with patch.object(Renewing, "_renew_or_error", beat), pytest.raises(Ended):
+        with patch.object(Renewing, "_renew_or_error", heartbeat), pytest.raises(Ended):
             await client.keep_for_processes(the_lease(client), interval=INTERVAL)
 
     run(machine, keep)
-    assert len(told) == 2
-    assert told[1] <= Machine.woken_at + 1 + EXACT
+    assert len(reported_at) == 2
+    assert reported_at[1] <= Machine.woken_at + 1 + EXACT
 
 
 def test_a_monitoring_task_ends_within_a_second_of_waking(machine: Machine) -> None:
@@ -260,39 +262,41 @@ stopped = pytest.mark.parametrize("machine", [StoppedMachine], indirect=True)
 @stopped
 @pytest.mark.parametrize("interval", [INTERVAL, 2.0], ids=["asleep", "waiting for an answer"])
 @pytest.mark.parametrize("read", range(1, 25))
-def test_a_coroutine_that_is_stopped_between_two_steps_learns_of_its_loss_within_a_second(
-    machine: StoppedMachine, told: list[float], interval: float, read: int
+def test_a_coroutine_that_is_stopped_between_two_steps_detects_its_loss_within_a_second(
+    machine: StoppedMachine, reported_at: list[float], interval: float, read: int
 ) -> None:
     async def hold() -> None:
         client = AsyncLockClient(Silent(), table="locks", heartbeat=INTERVAL)
         lease = the_lease(client)
         machine.suspend_before_read(read)
-        await client.keep_alive(lease, interval=interval, on_lost=lambda *_: told.append(machine.awake))
+        await client.keep_alive(
+            lease, interval=interval, on_lost=lambda *_: reported_at.append(machine.awake)
+        )
 
     run(machine, hold)
-    assert len(told) == 1
-    assert told[0] <= machine.suspended_at + 1 + EXACT
+    assert len(reported_at) == 1
+    assert reported_at[0] <= machine.suspended_at + 1 + EXACT
 
 
 @stopped
 @pytest.mark.parametrize("interval", [INTERVAL, 2.0], ids=["asleep", "waiting for an answer"])
 @pytest.mark.parametrize("read", range(1, 25))
-def test_a_thread_that_is_stopped_between_two_steps_learns_of_its_loss_within_a_second(
+def test_a_thread_that_is_stopped_between_two_steps_detects_its_loss_within_a_second(
     machine: StoppedMachine,
-    told: list[float],
+    reported_at: list[float],
     threads: list[Callable[[], None]],
     interval: float,
     read: int,
 ) -> None:
     client = LockClient(None, table="locks", heartbeat=INTERVAL)
     lease = the_lease(client)
-    client.keep_alive(lease, interval=interval, on_lost=lambda *_: told.append(machine.awake))
+    client.keep_alive(lease, interval=interval, on_lost=lambda *_: reported_at.append(machine.awake))
     machine.suspend_before_read(read)
-    (beat,) = threads
-    beat()
+    (heartbeats,) = threads
+    heartbeats()
 
-    assert len(told) == 1
-    assert told[0] <= machine.suspended_at + 1 + EXACT
+    assert len(reported_at) == 1
+    assert reported_at[0] <= machine.suspended_at + 1 + EXACT
 
 
 # -- the clock ------------------------------------------------------------------------------------------------------
@@ -313,6 +317,6 @@ def test_the_clock_is_the_one_that_counts_sleep(
     assert clock._clock_that_counts_sleep()() == chosen
 
 
-def test_where_there_is_no_such_clock_it_is_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_such_a_clock_it_is_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=time.monotonic))
     assert clock._clock_that_counts_sleep() is time.monotonic

@@ -1,4 +1,4 @@
-"""The lock table: made, waited for and checked, with errors that say what is expected and what was found."""
+"""Creating and checking the lock table. Errors say what is expected and what was found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def locks(make_client: MakeClient, table: str) -> LockClient:
 
 
 def _make(sdk_client: Any, table: str, *keys: str, kind: str = "S", ttl: str | None = None) -> None:
-    """A table made by somebody else."""
+    """Create a table as another program would."""
     sdk_client.create_table(
         TableName=table,
         AttributeDefinitions=[{"AttributeName": key, "AttributeType": kind} for key in keys],
@@ -59,7 +59,7 @@ def test_a_new_table_is_on_demand_and_expires_idle_records_and_can_be_used_at_on
     locks.check_table()
 
 
-def test_a_lock_table_that_exists_is_let_be(locks: LockClient) -> None:
+def test_create_leaves_an_existing_lock_table_unchanged(locks: LockClient) -> None:
     locks.create_table()
     lease = locks.acquire("k")
 
@@ -70,7 +70,7 @@ def test_a_lock_table_that_exists_is_let_be(locks: LockClient) -> None:
     assert list(record.holders) == [lease.lease_id]
 
 
-def test_two_that_make_the_table_at_once_both_succeed(
+def test_several_clients_can_create_the_table_at_once(
     make_client: MakeClient, threads: ThreadPoolExecutor, table: str
 ) -> None:
     clients = [make_client(table=table) for _ in range(4)]
@@ -81,7 +81,7 @@ def test_two_that_make_the_table_at_once_both_succeed(
     clients[0].check_table()
 
 
-def test_a_table_that_never_expires_anything_is_an_error_and_is_completed_by_create(
+def test_a_table_without_time_to_live_is_an_error_that_create_corrects(
     locks: LockClient, sdk_client: Any, table: str
 ) -> None:
     _make(sdk_client, table, "key", "entry")
@@ -93,7 +93,7 @@ def test_a_table_that_never_expires_anything_is_an_error_and_is_completed_by_cre
     locks.check_table()
 
 
-def test_a_table_that_expires_by_another_attribute_is_not_touched(
+def test_a_table_that_expires_by_another_attribute_is_not_changed(
     locks: LockClient, sdk_client: Any, table: str
 ) -> None:
     _make(sdk_client, table, "key", "entry", ttl="ttl")
@@ -116,7 +116,7 @@ def test_a_table_that_expires_by_another_attribute_is_not_touched(
 def test_a_table_with_other_keys_says_what_is_expected_and_what_was_found(
     locks: LockClient, sdk_client: Any, table: str, keys: tuple[str, ...], kind: str, found: str
 ) -> None:
-    """peers.md, 4: it failed obscurely."""
+    """Another library fails with an obscure error (test_peers.py, 4)."""
     _make(sdk_client, table, *keys, kind=kind)
     expected = r"should be partition key 'key' \(S\) and sort key 'entry' \(S\)"
     for use in (locks.check_table, locks.create_table):
@@ -127,7 +127,7 @@ def test_a_table_with_other_keys_says_what_is_expected_and_what_was_found(
             take("k")
 
 
-def test_a_missing_table_is_an_error_that_says_how_to_make_it(locks: LockClient, table: str) -> None:
+def test_a_missing_table_is_an_error_that_says_how_to_create_it(locks: LockClient, table: str) -> None:
     for use in (
         locks.check_table,
         locks.describe_table,
@@ -141,7 +141,7 @@ def test_a_missing_table_is_an_error_that_says_how_to_make_it(locks: LockClient,
             use()
 
 
-# -- AWS says no ----------------------------------------------------------------------------------------------------
+# -- refused requests -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_missing_table_is_an_error_that_says_how_to_make_it(locks: LockClient,
         (400, "SomethingNewException", LockError),
     ],
 )
-def test_nothing_but_a_success_is_a_success(
+def test_a_failed_request_never_counts_as_a_success(
     make_client: MakeClient,
     client: LockClient,
     proxy: Proxy,
@@ -166,7 +166,7 @@ def test_nothing_but_a_success_is_a_success(
     code: str,
     error: type[LockError],
 ) -> None:
-    """peers.md, 1: a write that failed for any reason but the condition was taken for a lock."""
+    """In another library, a write that fails for any reason but its condition is a grant (test_peers.py, 1)."""
     refused = make_client(proxy)
     lease = client.acquire(f"{key}/held")
     with proxy.answering(lambda _: True, status, code, "because"):

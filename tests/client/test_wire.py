@@ -1,4 +1,6 @@
-"""What the SDK's answers and exceptions mean (rule R6): nothing unknown is a success, each error says what to do."""
+"""How the answers and exceptions of the SDK are interpreted (R6): only a success counts as one, and each error says
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def test_a_failed_condition_is_an_answer_and_shows_the_item() -> None:
         ("AnErrorNobodyKnows", True),
     ],
 )
-def test_what_dynamodb_did_not_serve_is_unavailable(code: str, maybe_applied: bool) -> None:
+def test_a_request_that_dynamodb_did_not_serve_is_unavailable(code: str, maybe_applied: bool) -> None:
     status = 500 if maybe_applied else 400
     error = _error(_refusal(code, "slow down", status=status))
 
@@ -79,7 +81,7 @@ def test_what_dynamodb_did_not_serve_is_unavailable(code: str, maybe_applied: bo
 
 
 @pytest.mark.parametrize("code", ["TransactionConflictException", "ReplicatedWriteConflictException"])
-def test_another_write_in_the_way_is_told_from_other_reasons(code: str) -> None:
+def test_a_conflict_with_another_write_is_a_conflict_error(code: str) -> None:
     error = _error(_refusal(code))
 
     assert isinstance(error, LockConflictError)
@@ -122,7 +124,7 @@ def test_no_permission_is_an_error_that_names_the_action_and_the_table(code: str
     ],
     ids=lambda failure: type(failure).__name__,
 )
-def test_no_credentials_or_no_region_is_no_access(failure: Exception) -> None:
+def test_no_credentials_or_no_region_is_an_access_error(failure: Exception) -> None:
     assert type(_error(failure)) is LockAccessError
 
 
@@ -152,7 +154,7 @@ def test_errors_of_a_stream_name_the_table(action: str, params: dict[str, str]) 
         assert "because" in str(raised)
 
 
-def test_a_missing_table_says_how_to_make_it() -> None:
+def test_the_error_for_a_missing_table_says_how_to_create_it() -> None:
     error = _error(_refusal("ResourceNotFoundException", "Requested resource not found"))
 
     assert type(error) is TableMissingError
@@ -161,7 +163,7 @@ def test_a_missing_table_says_how_to_make_it() -> None:
     assert "create_table()" in str(error)
 
 
-def test_a_table_that_exists_already() -> None:
+def test_an_existing_table_is_a_table_exists_error() -> None:
     assert type(_error(_refusal("ResourceInUseException"))) is TableExistsError
 
 
@@ -173,7 +175,7 @@ def test_a_table_that_exists_already() -> None:
     ],
 )
 @pytest.mark.parametrize("request_", [UPDATE, BATCH], ids=["UpdateItem", "BatchGetItem"])
-def test_a_table_with_other_keys_is_no_lock_table(message: str, request_: Request) -> None:
+def test_a_table_with_other_keys_is_a_table_error(message: str, request_: Request) -> None:
     error = _error(_refusal("ValidationException", message), request_)
 
     assert type(error) is LockTableError
@@ -235,18 +237,18 @@ def test_a_value_that_dynamodb_refuses_is_not_taken_for_a_damaged_record(
     ids=lambda failure: type(failure).__name__,
 )
 def test_a_broken_network_leaves_open_whether_the_write_was_applied(failure: Exception) -> None:
-    """Even where the last attempt did not connect: the SDK does not tell whether one before it got through."""
+    """Also if the last attempt did not connect: the SDK does not show whether an earlier one was sent."""
     error = _error(failure)
 
     assert type(error) is LockUnavailableError
     assert error.maybe_applied
 
 
-def test_what_the_sdk_cannot_send_is_an_error() -> None:
+def test_a_request_that_the_sdk_cannot_send_is_an_error() -> None:
     assert type(_error(aws.ParamValidationError(report="bad"))) is LockError
 
 
-def test_what_nobody_knows_passes_through_unchanged() -> None:
+def test_an_unknown_exception_passes_through_unchanged() -> None:
     failure = RuntimeError("Session is closed")
 
     with pytest.raises(RuntimeError) as raised:
@@ -278,7 +280,7 @@ def test_the_date_header_is_the_servers_time(date: str | None, server_ms: int | 
     assert (reply.server_ms, reply.retried, reply.refused) == (server_ms, False, False)
 
 
-def test_the_clock_goes_on_and_is_nobodys_to_set() -> None:
+def test_the_clock_never_goes_back() -> None:
     before = monotonic()
     assert monotonic() >= before
 
@@ -286,7 +288,7 @@ def test_the_clock_goes_on_and_is_nobodys_to_set() -> None:
 # -- settings -------------------------------------------------------------------------------------------------------
 
 
-def test_the_recommended_settings_notice_a_dead_network_within_seconds_and_can_be_overridden() -> None:
+def test_the_recommended_sdk_settings_have_short_timeouts_and_can_be_overridden() -> None:
     config: Any = sdk_config(read_timeout=7, region_name="eu-north-1")
 
     assert (config.connect_timeout, config.read_timeout, config.tcp_keepalive) == (1, 7, True)

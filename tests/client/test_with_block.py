@@ -1,4 +1,4 @@
-"""``with client.lock(...)``: what comes out of the block, and what is left behind."""
+"""``with client.lock(...)``: which exceptions leave the block, and that the lock is released."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.client.losses import Losses
 
 @pytest.fixture
 def flaky(make_client: MakeClient, proxy: Proxy) -> LockClient:
-    """A client whose network the test commands."""
+    """A client behind the proxy, so that a test can disturb its requests."""
     return make_client(proxy, sdk={"read_timeout": 0.3})
 
 
@@ -27,10 +27,10 @@ class BodyError(Exception):
 @pytest.mark.parametrize(
     "failure", [BodyError("mine"), ValueError("theirs"), KeyboardInterrupt(), GeneratorExit()]
 )
-def test_a_with_block_lets_every_exception_out_unchanged_and_releases(
+def test_every_exception_leaves_a_block_unchanged_and_the_lock_is_released(
     client: LockClient, key: str, failure: BaseException
 ) -> None:
-    """peers.md, 4: it swallowed them all."""
+    """Another library swallows all exceptions (test_peers.py, 4)."""
     with pytest.raises(type(failure)) as raised, client.lock(key):
         raise failure
 
@@ -53,7 +53,7 @@ def test_an_exception_in_a_block_that_cannot_release_comes_out_unchanged(
         raise BodyError
 
 
-def test_a_block_that_ends_well_but_cannot_release_says_so(flaky: LockClient, proxy: Proxy, key: str) -> None:
+def test_a_block_that_cannot_release_raises_an_error(flaky: LockClient, proxy: Proxy, key: str) -> None:
     with (
         proxy.breaking(lambda seen: seen.what == "release"),
         pytest.raises(LockUnavailableError),
@@ -69,10 +69,10 @@ def test_a_block_whose_lease_was_lost_raises_when_it_ends(client: LockClient, ke
 
     record = client.get(key)
     assert record
-    assert len(record.holders) == 1, "the successor's lock is left alone"
+    assert len(record.holders) == 1, "the successor still holds the lock"
 
 
-def test_a_block_whose_time_ran_out_raises_when_it_ends_even_if_nobody_took_the_lock(
+def test_a_block_whose_lease_ran_out_raises_even_if_the_lock_is_free(
     flaky: LockClient, client: LockClient, proxy: Proxy, key: str
 ) -> None:
     lost = Losses()
@@ -87,7 +87,7 @@ def test_a_block_whose_time_ran_out_raises_when_it_ends_even_if_nobody_took_the_
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_block_that_is_cancelled_while_it_releases_leaves_no_lock_behind(
+async def test_a_block_that_is_cancelled_while_it_releases_frees_the_lock(
     engine: Engine, proxy: Proxy, key: str, *, fails: bool
 ) -> None:
     async def work(client: AsyncLockClient) -> None:

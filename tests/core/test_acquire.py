@@ -1,4 +1,4 @@
-"""Acquiring: every branch of the record table in the design, one request where one is enough."""
+"""Attempts to acquire: each state of a lock's record, with one request where one is enough."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from proof.simulator.stepped import KEY, Host, World
 
 LEASE = 30.0
 SKEW = 10.0
-#: After this long, a holder's silence is proven by the server's time to somebody who never saw it before.
+#: Seconds after its last heartbeat at which a holder is dead by server time, also for a process that never read it.
 LONG_DEAD = LEASE + SKEW + 1
 
 
-def test_a_key_never_seen_before_is_taken_with_one_write(world: World) -> None:
+def test_a_new_key_is_taken_with_one_write(world: World) -> None:
     granted = Host(world, "a").take()
 
     assert isinstance(granted, Granted)
@@ -46,7 +46,7 @@ def test_an_idle_lock_may_be_taken_with_another_capacity(world: World) -> None:
     assert (world.record().capacity, world.record().available) == (5, 4)
 
 
-def test_a_partly_used_lock_gives_its_free_slots(world: World) -> None:
+def test_a_partly_held_lock_grants_its_free_slots(world: World) -> None:
     first = Host(world, "a").take(capacity=3)
     second = Host(world, "b").take(slots=2, capacity=3)
 
@@ -66,7 +66,7 @@ def test_a_lock_with_too_few_free_slots_is_busy(world: World) -> None:
     assert world.record().available == 1
 
 
-def test_a_refusal_tells_who_holds_the_lock_without_another_request(world: World) -> None:
+def test_a_refusal_names_the_holder_without_another_request(world: World) -> None:
     Host(world, "prod/etl").take()
     world.sent.clear()
 
@@ -114,11 +114,11 @@ def test_a_dead_holder_is_reclaimed_in_the_write_that_acquires(world: World) -> 
     assert isinstance(granted, Granted)
     assert [dead.lease_id for dead in granted.reclaimed] == ["a"]
     assert granted.token == first.token + 1
-    assert world.actions() == ["UpdateItem", "UpdateItem"], "the refusal, and the write that takes"
+    assert world.actions() == ["UpdateItem", "UpdateItem"], "the refused acquire, and the reclaim"
     assert list(world.record().holders) == ["b"]
 
 
-def test_as_many_dead_holders_are_reclaimed_as_the_claim_needs(world: World) -> None:
+def test_a_claim_reclaims_only_as_many_dead_holders_as_it_needs(world: World) -> None:
     for name in ("a", "b", "c"):
         Host(world, name).take(capacity=4)
     world.now += LONG_DEAD
@@ -126,12 +126,12 @@ def test_as_many_dead_holders_are_reclaimed_as_the_claim_needs(world: World) -> 
     granted = Host(world, "d").take(slots=2, capacity=4)
 
     assert isinstance(granted, Granted)
-    assert len(granted.reclaimed) == 1, "one slot was free, one dead holder's made two"
+    assert len(granted.reclaimed) == 1, "one slot was free, so one dead holder is enough"
     assert len(world.record().holders) == 3
     assert world.record().available == 0
 
 
-def test_several_dead_holders_make_room_for_one_claim(world: World) -> None:
+def test_one_claim_reclaims_several_dead_holders(world: World) -> None:
     for name in ("a", "b", "c"):
         Host(world, name).take(capacity=3)
     world.now += LONG_DEAD
@@ -146,7 +146,7 @@ def test_several_dead_holders_make_room_for_one_claim(world: World) -> None:
     assert world.record().available == 0
 
 
-def test_reclaiming_more_than_is_needed_frees_the_rest(world: World) -> None:
+def test_a_reclaim_of_more_slots_than_needed_frees_the_rest(world: World) -> None:
     Host(world, "big").take(slots=3, capacity=4)
     Host(world, "small").take(slots=1, capacity=4)
     world.now += LONG_DEAD
@@ -157,7 +157,7 @@ def test_reclaiming_more_than_is_needed_frees_the_rest(world: World) -> None:
     assert world.record().available == 2
 
 
-def test_dead_holders_that_do_not_make_room_enough_are_left_alone(world: World) -> None:
+def test_dead_holders_with_too_few_slots_are_not_reclaimed(world: World) -> None:
     Host(world, "a").take(slots=2, capacity=3)
     Host(world, "dead").take(capacity=3)
     world.now += LONG_DEAD
@@ -199,7 +199,7 @@ def test_another_capacity_is_an_error_as_long_as_one_holder_lives(world: World) 
         Host(world, "b").take(capacity=3)
 
 
-def test_a_holder_that_beats_while_it_is_being_reclaimed_keeps_the_lock(world: World) -> None:
+def test_a_heartbeat_before_the_reclaim_is_written_keeps_the_lock(world: World) -> None:
     a, b = Host(world, "a"), Host(world, "b")
     a.take()
     world.now += LONG_DEAD
@@ -210,7 +210,7 @@ def test_a_holder_that_beats_while_it_is_being_reclaimed_keeps_the_lock(world: W
     assert list(world.record().holders) == ["a"]
 
 
-def test_of_two_that_reclaim_the_same_dead_holder_one_wins(world: World) -> None:
+def test_only_one_of_two_reclaims_of_a_dead_holder_succeeds(world: World) -> None:
     Host(world, "dead").take()
     world.now += LONG_DEAD
     b, c = Host(world, "b"), Host(world, "c")
@@ -222,7 +222,7 @@ def test_of_two_that_reclaim_the_same_dead_holder_one_wins(world: World) -> None
 
 
 def test_two_processes_that_make_the_same_attempt_take_its_slots_once(world: World) -> None:
-    """As two triggerers of Airflow's that run the same trigger."""
+    """Two triggerers of Airflow may run the same trigger."""
     Host(world, "other").take(capacity=3)
     first, second = Host(world, "a"), Host(world, "b")
     attempts = [
@@ -239,7 +239,7 @@ def test_two_processes_that_make_the_same_attempt_take_its_slots_once(world: Wor
     assert world.record().available == 1
 
 
-def test_one_who_joins_while_all_the_dead_are_being_reclaimed_keeps_his_slot(world: World) -> None:
+def test_a_holder_that_joins_during_a_reclaim_of_all_keeps_its_slot(world: World) -> None:
     Host(world, "dead").take(slots=2, capacity=3)
     world.now += LONG_DEAD
     b = Host(world, "b")
@@ -253,7 +253,7 @@ def test_one_who_joins_while_all_the_dead_are_being_reclaimed_keeps_his_slot(wor
     assert world.record().available == 0
 
 
-def test_one_who_is_beaten_to_each_free_slot_counts_as_refused_in_the_end(
+def test_a_claim_that_loses_every_race_is_busy_in_the_end(
     make_world: Callable[..., World],
 ) -> None:
     world = make_world(shows_refused=False)
@@ -264,15 +264,15 @@ def test_one_who_is_beaten_to_each_free_slot_counts_as_refused_in_the_end(
         rival.take()
         attempt.step()  # the write
         rival.release()
-        attempt.step()  # the read, which finds it free
+        attempt.step()  # the read, which shows a free lock
 
     busy = attempt.finish()
     assert isinstance(busy, Busy)
-    assert busy.record.token > 0, "the lock as it was last seen"
+    assert busy.record.token > 0, "the last lock snapshot"
     assert world.record().holders == {}
 
 
-def test_data_is_stored_with_the_grant_and_survives_until_somebody_replaces_it(world: World) -> None:
+def test_data_is_stored_with_the_grant_and_kept_until_it_is_replaced(world: World) -> None:
     a = Host(world, "a")
     a.take(data={"offset": 17, "done": ["x"]})
     a.release()
@@ -286,7 +286,7 @@ def test_data_is_stored_with_the_grant_and_survives_until_somebody_replaces_it(w
     assert world.record().data is None
 
 
-def test_a_later_attempt_of_the_same_task_takes_over_from_the_earlier(world: World) -> None:
+def test_a_later_attempt_of_the_same_task_replaces_the_earlier_one(world: World) -> None:
     host = Host(world)
     host.take("attempt-1", attempt_of="dag/run/task")
 
@@ -296,7 +296,7 @@ def test_a_later_attempt_of_the_same_task_takes_over_from_the_earlier(world: Wor
     assert list(world.record().holders) == ["attempt-2"]
 
 
-def test_a_later_attempt_waits_for_the_processes_of_the_earlier_and_shortens_its_lease(world: World) -> None:
+def test_a_later_attempt_drains_the_lease_of_an_earlier_one(world: World) -> None:
     host = Host(world)
     host.take("attempt-1", attempt_of="dag/run/task", grace_ms=7_000)
     host.enter("pid-1", "attempt-1")
@@ -307,12 +307,12 @@ def test_a_later_attempt_waits_for_the_processes_of_the_earlier_and_shortens_its
     assert world.record().holders["attempt-1"].draining
     assert world.record().holders["attempt-1"].lease_ms == 7_000
 
-    # When that process has left, the lock is free.
+    # The lock is free after that process has left.
     host.leave("pid-1", "attempt-1")
     assert isinstance(host.take("attempt-2", attempt_of="dag/run/task"), Granted)
 
 
-def test_an_abandoned_predecessor_is_abandoned_only_once(world: World) -> None:
+def test_an_earlier_attempt_is_drained_only_once(world: World) -> None:
     host = Host(world)
     host.take("attempt-1", attempt_of="dag/run/task")
     host.enter("pid-1", "attempt-1")
@@ -324,7 +324,7 @@ def test_an_abandoned_predecessor_is_abandoned_only_once(world: World) -> None:
     assert world.item() == before
 
 
-def test_an_earlier_attempt_that_comes_late_leaves_the_later_alone(world: World) -> None:
+def test_a_late_earlier_attempt_does_not_end_the_later_one(world: World) -> None:
     host = Host(world)
     host.take("attempt-2", attempt_of="dag/run/task")
 
@@ -333,7 +333,7 @@ def test_an_earlier_attempt_that_comes_late_leaves_the_later_alone(world: World)
 
 
 @pytest.mark.parametrize("attempt_of", ["dag/run/other task", None])
-def test_a_holder_of_something_else_is_nobodys_predecessor(world: World, attempt_of: str | None) -> None:
+def test_only_an_attempt_of_the_same_task_ends_a_holder(world: World, attempt_of: str | None) -> None:
     host = Host(world)
     host.take("attempt-1", attempt_of="dag/run/task")
 
@@ -346,7 +346,7 @@ def test_other_locks_and_other_entries_of_the_key_are_not_touched(world: World) 
     world.client.put_item(TableName="locks", Item=other)
 
     Host(world, "a").take()
-    Host(world, "b").take(key="warehouse/order")  # a prefix of the other
+    Host(world, "b").take(key="warehouse/order")  # a prefix of the other key
 
     stored = world.client.get_item(TableName="locks", Key={"key": {"S": KEY}, "entry": {"S": "waiter#1"}})
     assert stored["Item"] == other

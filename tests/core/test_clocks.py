@@ -1,4 +1,4 @@
-"""Times in the record: whose clock they come from, what a wrong one does (nothing), tokens and expiry (rule R10)."""
+"""Times in the record: the estimate of server time, wrong host clocks, fencing tokens (R10), and the expiry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proof.simulator.stepped import BEGIN_MS, HOURS, KEY, LOST, LOST_THEN_RETRIE
 DAYS = 24 * HOURS
 
 
-def test_the_servers_time_is_the_last_date_and_the_time_since() -> None:
+def test_server_time_is_the_last_date_plus_the_time_since() -> None:
     clock = ServerClock()
     assert clock.at(100.0) is None
     clock.note(Reply({}, sent_at=100.0, received_at=100.0, server_ms=BEGIN_MS))
@@ -35,7 +35,7 @@ def test_an_answer_without_a_date_leaves_the_estimate_as_it_was() -> None:
 
 
 def test_a_slow_answer_does_not_put_the_estimate_behind() -> None:
-    """An early stamp makes a live holder look dead. However slow the answer, it is early by one second only."""
+    """An early stamp makes a live holder look dead. Even after a slow answer, a stamp is at most one second early."""
     clock = ServerClock()
     # Sent at 100, dated by the server at once or at the very end, received five seconds later.
     for dated_after in (0.0, 5.0):
@@ -46,7 +46,7 @@ def test_a_slow_answer_does_not_put_the_estimate_behind() -> None:
         assert at_receipt > BEGIN_MS + 5_000 - 1_000
 
 
-def test_a_process_that_was_stopped_before_it_sent_a_request_does_not_move_the_estimate_ahead() -> None:
+def test_a_pause_before_a_request_is_sent_does_not_move_the_estimate_ahead() -> None:
     """A late stamp would end `min_hold` early."""
     clock = ServerClock()
     clock.note(Reply({}, sent_at=100.0, received_at=100.02, server_ms=BEGIN_MS))
@@ -68,9 +68,7 @@ def test_a_wrong_date_is_corrected_by_the_next_answer(wrong_by: float) -> None:
 
 
 @pytest.mark.parametrize("wrong_by", [-3 * HOURS, -5.0, -3.0, 3.0, 5.0, 3 * HOURS])
-def test_a_wrong_host_clock_is_put_right_before_anybody_hears_of_the_grant(
-    world: World, wrong_by: float
-) -> None:
+def test_a_grant_by_a_wrong_host_clock_is_corrected_before_it_returns(world: World, wrong_by: float) -> None:
     granted = Host(world, "a", wall_clock_offset=wrong_by).take()
 
     assert isinstance(granted, Granted)
@@ -94,7 +92,7 @@ def test_a_host_clock_that_is_about_right_costs_no_second_write(world: World, wr
     assert world.actions() == ["UpdateItem"]
 
 
-def test_a_wrong_host_clock_does_not_correct_the_token_of_a_lock_that_has_one(world: World) -> None:
+def test_a_wrong_host_clock_does_not_change_an_existing_token(world: World) -> None:
     first = Host(world, "a").take()
     Host(world, "a").release()
 
@@ -103,8 +101,8 @@ def test_a_wrong_host_clock_does_not_correct_the_token_of_a_lock_that_has_one(wo
     assert second.token == world.record().token == first.token + 1
 
 
-def test_a_token_that_only_looks_like_a_wrong_seed_is_not_lowered(world: World) -> None:
-    """Servers' clocks differ too: what an answer shows to be wrong may be right, and the token another's."""
+def test_a_first_token_that_only_seems_wrong_is_not_lowered(world: World) -> None:
+    """Servers' clocks differ. A token that seems wrong by one server's ``Date`` may be right by another's."""
     host = Host(world, "a")
     first = host.take()
     host.release()
@@ -113,11 +111,11 @@ def test_a_token_that_only_looks_like_a_wrong_seed_is_not_lowered(world: World) 
 
     second = host.take("again")
 
-    assert world.actions()[-2:] == ["UpdateItem", "UpdateItem"], "it was put right"
+    assert world.actions()[-2:] == ["UpdateItem", "UpdateItem"], "the grant was corrected"
     assert second.token == first.token + 1
 
 
-def test_a_token_seeded_by_a_wrong_clock_is_put_right_after_a_lost_reply_too(world: World) -> None:
+def test_a_token_from_a_wrong_clock_is_corrected_after_a_lost_reply_too(world: World) -> None:
     world.faults.append(LOST_THEN_RETRIED)
 
     granted = Host(world, "a", wall_clock_offset=-30 * DAYS).take()
@@ -125,8 +123,8 @@ def test_a_token_seeded_by_a_wrong_clock_is_put_right_after_a_lost_reply_too(wor
     assert granted.token == world.record().token == pytest.approx(world.server_ms, abs=1_500)
 
 
-def test_somebody_who_takes_a_wrongly_stamped_holder_for_dead_takes_nothing_away(world: World) -> None:
-    """Between the write of a host whose clock is hours behind and its correction, its record looks like a corpse's."""
+def test_a_holder_reclaimed_before_it_corrects_its_stamp_is_refused(world: World) -> None:
+    """Until a host whose clock is hours behind corrects its stamp, it looks like a dead holder."""
     slow = Host(world, "a", wall_clock_offset=-3 * HOURS)
     about_to_correct = slow.start(
         slow.operations.attempting.try_acquire(slow.claim(), owns_lease_id=True)
@@ -134,11 +132,11 @@ def test_somebody_who_takes_a_wrongly_stamped_holder_for_dead_takes_nothing_away
 
     assert isinstance(Host(world, "b").take(), Granted)
 
-    assert isinstance(about_to_correct.finish(), Busy), "it was never told that it held the lock"
+    assert isinstance(about_to_correct.finish(), Busy), "its caller has not received the grant"
     assert list(world.record().holders) == ["b"]
 
 
-def test_a_correction_that_others_slots_got_in_the_way_of_is_made_all_the_same(world: World) -> None:
+def test_a_correction_is_made_although_another_grant_precedes_it(world: World) -> None:
     slow = Host(world, "a", wall_clock_offset=-3 * HOURS)
     about_to_correct = slow.start(
         slow.operations.attempting.try_acquire(slow.claim(capacity=2), owns_lease_id=True)
@@ -148,17 +146,19 @@ def test_a_correction_that_others_slots_got_in_the_way_of_is_made_all_the_same(w
     granted = about_to_correct.finish()
 
     assert isinstance(granted, Granted)
-    assert granted.token == world.record().token, "the last to be granted, with the largest"
+    assert granted.token == world.record().token, (
+        "the correction is the last grant, so its token is the largest"
+    )
     assert world.record().holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
     assert world.record().available == 0
 
 
-def test_a_machine_that_was_paused_does_not_write_a_stamp_from_before(world: World) -> None:
+def test_a_machine_that_was_suspended_writes_no_outdated_stamp(world: World) -> None:
     host = Host(world, "a")
     host.take()
     host.release()
     world.now += 3 * HOURS
-    host.booted -= 3 * HOURS  # its clocks stood still
+    host.booted -= 3 * HOURS  # its clocks have stood still
 
     host.take("later")
 
@@ -167,48 +167,48 @@ def test_a_machine_that_was_paused_does_not_write_a_stamp_from_before(world: Wor
 
 @pytest.mark.parametrize("dates", [True, False])
 def test_host_clocks_hours_apart_change_nothing(make_world: Callable[..., World], dates: bool) -> None:
-    """The same story, told by hosts with right and with wrong clocks, has the same outcomes at the same times."""
+    """The same history, with right and with wrong clocks, has the same outcomes at the same times."""
 
-    def story(offs: tuple[float, float, float]) -> list[str]:
+    def history(offs: tuple[float, float, float]) -> list[str]:
         world = make_world(dates=dates)
         key = f"{KEY}/{offs}"
         a, b, c = (Host(world, name, wall_clock_offset=off) for name, off in zip("abc", offs, strict=True))
-        told = []
+        outcomes = []
 
         def note(what: object) -> None:
-            told.append(f"{world.now:.0f} {type(what).__name__}")
+            outcomes.append(f"{world.now:.0f} {type(what).__name__}")
 
         def take(host: Host) -> None:
             note(host.run(host.operations.attempting.try_acquire(host.claim(key=key), owns_lease_id=True)))
 
-        def beat(host: Host) -> None:
+        def heartbeat(host: Host) -> None:
             note(host.run(host.operations.renewing.renew(key, host.name, 30_000, Heartbeat())))
 
         take(a)
         take(b)
         for _ in range(4):
             world.now += 20.0
-            beat(a)
+            heartbeat(a)
             take(b)
             take(c)
         world.now += 29.0
         take(b)
         world.now += 13.0
-        take(c)  # a's silence is proven now
+        take(c)  # `a` is proven dead now
         take(b)
-        beat(a)
-        return told
+        heartbeat(a)
+        return outcomes
 
-    told = story((0.0, 0.0, 0.0))
-    assert story((5 * HOURS, -5 * HOURS, 0.0)) == told
-    assert story((-5 * HOURS, 5 * HOURS, -1.5)) == told
-    assert told[-3:] == ["122 Granted", "122 Busy", "122 Lost"]
+    outcomes = history((0.0, 0.0, 0.0))
+    assert history((5 * HOURS, -5 * HOURS, 0.0)) == outcomes
+    assert history((-5 * HOURS, 5 * HOURS, -1.5)) == outcomes
+    assert outcomes[-3:] == ["122 Granted", "122 Busy", "122 Lost"]
 
 
 # -- fencing tokens -------------------------------------------------------------------------------------------------
 
 
-def test_tokens_grow_with_every_grant_whoever_gets_it_and_however(world: World) -> None:
+def test_tokens_grow_with_every_grant(world: World) -> None:
     tokens = []
     for name in ("a", "b", "c"):
         host = Host(world, name)
@@ -240,14 +240,14 @@ def test_heartbeats_do_not_use_up_tokens(world: World) -> None:
     assert world.record().token == granted.token
 
 
-# -- tokens that a host's clock seeded ------------------------------------------------------------------------------
+# -- first tokens from a host's clock ---------------------------------------------------------------------------------
 
 
 WRONG = pytest.mark.parametrize("wrong_by", [-30 * DAYS, -20.0, 20.0, 30 * DAYS])
 
 
-def _seeds_and_is_gone(world: World, wrong_by: float) -> None:
-    """Its write is applied, but it never hears of it."""
+def _take_without_an_answer(world: World, wrong_by: float) -> None:
+    """Take the lock by a write whose answer is lost, so that no caller receives the token."""
     world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
         Host(world, "gone", wall_clock_offset=wrong_by).take(capacity=2)
@@ -256,10 +256,10 @@ def _seeds_and_is_gone(world: World, wrong_by: float) -> None:
 
 @WRONG
 @pytest.mark.parametrize("how", ["beside it", "in its place", "after a break"])
-def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
+def test_the_next_grant_corrects_a_wrong_token_that_no_caller_received(
     world: World, wrong_by: float, how: str
 ) -> None:
-    _seeds_and_is_gone(world, wrong_by)
+    _take_without_an_answer(world, wrong_by)
     host = Host(world, "a")
     if how == "after a break":
         host.run(host.operations.admin.break_(KEY, "gone"))
@@ -271,7 +271,7 @@ def test_the_next_grant_puts_a_wrong_token_right_of_which_nobody_has_heard(
     assert not world.record().unverified
 
 
-def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -> None:
+def test_a_grant_has_a_larger_token_than_one_that_corrected_it(world: World) -> None:
     ahead = Host(world, "a", wall_clock_offset=30 * DAYS)
     about_to_correct = ahead.start(
         ahead.operations.attempting.try_acquire(ahead.claim(capacity=2), owns_lease_id=True)
@@ -284,7 +284,7 @@ def test_one_whose_token_another_has_put_right_gets_a_larger_one(world: World) -
     assert others.token < granted.token == world.record().token <= world.server_ms + 1_500
 
 
-def test_a_token_that_somebody_has_heard_is_not_lowered_by_a_server_that_is_behind(world: World) -> None:
+def test_a_confirmed_token_is_not_lowered_by_a_server_that_is_behind(world: World) -> None:
     confirmed = Host(world, "a").take(capacity=2)
     assert world.record().unverified
     world.server_clock_offset = lambda: -9.0
@@ -294,7 +294,7 @@ def test_a_token_that_somebody_has_heard_is_not_lowered_by_a_server_that_is_behi
     assert granted.token == confirmed.token + 1
 
 
-def test_a_token_that_was_heard_long_ago_is_raised(world: World) -> None:
+def test_an_unverified_token_from_long_ago_is_raised(world: World) -> None:
     confirmed = Host(world, "a").take(capacity=3)
     world.now += HOURS
 
@@ -302,10 +302,10 @@ def test_a_token_that_was_heard_long_ago_is_raised(world: World) -> None:
 
     assert granted.token > confirmed.token + 3_000_000
     assert not world.record().unverified
-    assert Host(world, "c").take(capacity=3).token == granted.token + 1, "now it is beyond doubt"
+    assert Host(world, "c").take(capacity=3).token == granted.token + 1, "the token base is verified now"
 
 
-def test_a_release_of_what_was_heard_vouches_for_its_token(world: World) -> None:
+def test_a_release_by_the_holder_verifies_the_token_base(world: World) -> None:
     host = Host(world, "a")
     granted = host.take()
     assert world.record().unverified
@@ -318,7 +318,7 @@ def test_a_release_of_what_was_heard_vouches_for_its_token(world: World) -> None
     assert world.actions() == ["UpdateItem"]
 
 
-def test_a_release_by_a_process_without_the_servers_time_vouches_for_nothing(world: World) -> None:
+def test_a_release_without_server_time_does_not_verify_the_token_base(world: World) -> None:
     Host(world, "a").take()
 
     Host(world, "another process").release("a")
@@ -340,7 +340,7 @@ def test_the_read_of_server_time_for_a_correction_takes_no_longer_than_the_attem
     assert (read.action, read.within) == ("GetItem", 5.0)
 
 
-def test_an_undo_vouches_for_nothing(world: World) -> None:
+def test_an_undo_does_not_verify_the_token_base(world: World) -> None:
     ahead = Host(world, "a", wall_clock_offset=30 * DAYS)
     attempt = ahead.start(ahead.operations.attempting.try_acquire(ahead.claim(), owns_lease_id=True))
     assert isinstance(attempt.effect, Request)
@@ -352,7 +352,7 @@ def test_an_undo_vouches_for_nothing(world: World) -> None:
     assert Host(world, "b").take().token == pytest.approx(world.server_ms, abs=1_500)
 
 
-def test_the_end_of_a_predecessor_vouches_for_nothing(world: World) -> None:
+def test_ending_an_earlier_attempt_verifies_no_token_base(world: World) -> None:
     world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
         Host(world, wall_clock_offset=30 * DAYS).take("attempt-1", attempt_of="dag/run/task")
@@ -363,20 +363,22 @@ def test_the_end_of_a_predecessor_vouches_for_nothing(world: World) -> None:
     assert granted.token == pytest.approx(world.server_ms, abs=1_500)
 
 
-def test_a_machine_that_was_paused_does_not_seed_a_token_from_before(world: World) -> None:
+def test_a_machine_that_was_suspended_writes_no_outdated_first_token(world: World) -> None:
     host = Host(world, "a")
     host.run(host.operations.requests.get(KEY))
     world.now += 3 * HOURS
-    host.booted -= 3 * HOURS  # its clocks stood still
+    host.booted -= 3 * HOURS  # its clocks have stood still
 
     granted = host.take()
 
     assert granted.token == world.record().token == pytest.approx(world.server_ms, abs=1_500)
 
 
-def test_a_token_from_an_old_estimate_is_put_right_by_the_next_grant(world: World) -> None:
-    """A machine slept between two attempts of its SDK, and its holder died before it could put the token right. (Found
-    by a simulated history.)"""
+def test_a_token_from_an_old_estimate_is_corrected_by_the_next_grant(world: World) -> None:
+    """The machine is suspended between two attempts of the SDK, and the holder dies before it corrects the token.
+
+    A simulated history found this.
+    """
     host = Host(world, "a")
     host.run(host.operations.requests.get(KEY))
     take = host.operations.requests.format.acquire_idle(host.claim("dead"), host.stamp())
@@ -394,8 +396,8 @@ def test_a_token_from_an_old_estimate_is_put_right_by_the_next_grant(world: Worl
 
 
 @pytest.mark.parametrize("wrong_by", [-30 * DAYS, 30 * DAYS])
-def test_who_does_not_know_the_servers_time_leaves_the_expiry_as_it_is(world: World, wrong_by: float) -> None:
-    """By a clock that is behind, DynamoDB would delete a record in use."""
+def test_a_write_without_server_time_does_not_change_the_expiry(world: World, wrong_by: float) -> None:
+    """With an expiry by a clock that is behind, DynamoDB would delete a record in use."""
     host = Host(world, "a")
     host.take()
     right = world.record().expires_at
@@ -420,21 +422,21 @@ def test_who_does_not_know_the_servers_time_leaves_the_expiry_as_it_is(world: Wo
     assert world.record().expires_at == right
 
 
-def test_every_write_of_one_who_knows_the_servers_time_pushes_the_expiry_ahead(world: World) -> None:
-    """peers.md, 6 and 3: a TTL in the wrong unit, and one that falls within the lease."""
+def test_every_write_with_server_time_moves_the_expiry_ahead(world: World) -> None:
+    """Other lock libraries have used a TTL in the wrong unit, and one that falls within the lease."""
     host = Host(world, "a")
     writes: list[tuple[str, Callable[[], object]]] = [
         ("acquire", lambda: host.take(capacity=2)),
-        ("acquire a part", lambda: host.take("b", capacity=2)),
+        ("acquire the other slot", lambda: host.take("b", capacity=2)),
         ("heartbeat", host.heartbeat),
         ("enter", lambda: host.enter("pid-1")),
         ("leave", lambda: host.leave("pid-1")),
         ("enter again", lambda: host.enter("pid-1")),
-        ("abandon", host.release),
+        ("drain", host.release),
         ("release", lambda: host.release("b")),
         ("break", lambda: host.run(host.operations.admin.break_(KEY, "a"))),
         ("acquire again", lambda: host.take("c", capacity=2)),
-        ("take again", lambda: host.take("c", capacity=2)),
+        ("reacquire", lambda: host.take("c", capacity=2)),
     ]
     for what, write in writes:
         world.now += 60.0
@@ -445,7 +447,7 @@ def test_every_write_of_one_who_knows_the_servers_time_pushes_the_expiry_ahead(w
         assert RETENTION_MS / 1000 - 2 <= ahead <= RETENTION_MS / 1000 + 32, what
 
 
-def test_reclaiming_pushes_the_expiry_ahead(world: World) -> None:
+def test_a_reclaim_moves_the_expiry_ahead(world: World) -> None:
     Host(world, "dead").take()
     world.now += 3 * DAYS
 
@@ -456,7 +458,7 @@ def test_reclaiming_pushes_the_expiry_ahead(world: World) -> None:
     assert expires_at - world.server_ms / 1000 >= RETENTION_MS / 1000
 
 
-def test_a_record_kept_alive_for_a_month_never_comes_near_its_expiry(world: World) -> None:
+def test_a_record_renewed_for_a_month_never_comes_near_its_expiry(world: World) -> None:
     host = Host(world, "a")
     host.take(lease_ms=int(DAYS * 1000))
     for _ in range(31):
@@ -468,7 +470,7 @@ def test_a_record_kept_alive_for_a_month_never_comes_near_its_expiry(world: Worl
 
 
 @pytest.mark.parametrize("max_clock_skew", [5.0, 10.0, 30.0])
-def test_a_record_is_deleted_when_every_server_would_give_out_a_larger_token(
+def test_a_record_is_forgotten_when_every_server_would_grant_a_larger_token(
     world: World, max_clock_skew: float
 ) -> None:
     host = Host(world, max_clock_skew=max_clock_skew)
@@ -477,6 +479,6 @@ def test_a_record_is_deleted_when_every_server_would_give_out_a_larger_token(
 
     assert host.run(host.operations.admin.forget(KEY))
 
-    # Its clock is as far behind as the setting allows, and a process's estimate of it is 3 s behind.
+    # A server's clock may be behind by `max_clock_skew`, and a process's estimate of it by 3 s more.
     assert world.server_ms - max_clock_skew * 1000 - 3000 >= token
     assert world.item() is None

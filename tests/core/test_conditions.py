@@ -1,6 +1,6 @@
-"""Each clause of each conditional write: what may have changed since the lock was seen, and then refuses the write.
+"""Each clause of each conditional write: DynamoDB refuses the write if the lock has changed since it was read.
 
-A clause that can be left out with no test going red is one that the next edit leaves out.
+Without these tests, a later edit could remove a clause and no test would fail.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ NOW = 1_800_000_000_000
 FORMAT = NativeFormat(TABLE)
 STAMP = Stamp("new", server_ms=NOW, host_ms=NOW, at=0.0)
 CLAIM = Claim(KEY, "new", "new", 30_000, 15_000, capacity=3)
-GONE: Any = None
-DRAWN = NOW - 100
-#: Of who drew the next number, and of others before and behind.
-PLACE, LATER = place_of(0, DRAWN + 1, "me"), place_of(0, DRAWN + 9, "other")
+ABSENT: Any = None
+#: The last ticket of the record.
+TICKET = NOW - 100
+#: Positions of the waiter with the next ticket, and of a later one.
+PLACE, LATER = place_of(0, TICKET + 1, "me"), place_of(0, TICKET + 9, "other")
 
 HOLDER = {
     "owner": "me",
@@ -40,7 +41,7 @@ HOLDER = {
     "renewed_at": NOW - 5000,
     "processes": {},
 }
-#: A semaphore of three slots, of which two are held; and the same while nobody holds it.
+#: A semaphore with three slots, of which two are held; and the same one without holders.
 HELD: dict[str, Any] = {
     "key": KEY,
     "entry": "lock",
@@ -50,16 +51,16 @@ HELD: dict[str, Any] = {
     "token": NOW - 60_000,
     "token_base": "verified",
     "expires_at": NOW // 1000 + 1000,
-    "last_ticket": DRAWN,
+    "last_ticket": TICKET,
     "queue_head": head_at(PLACE),
 }
-IDLE = {**HELD, "holders": {}, "available": 3, "queue_head": GONE}
+IDLE = {**HELD, "holders": {}, "available": 3, "queue_head": ABSENT}
 
 Write = Callable[[LockRecord], Request]
 
 
 def but(item: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """`item` with other attributes; ``me__slots`` is that of the holder `me`, what is `GONE` is left out."""
+    """Return `item` with other attributes. ``me__slots`` changes the holder `me`; `_stored` omits what is `ABSENT`."""
     changed = dict(item)
     for name, value in changes.items():
         if name.startswith("me__"):
@@ -112,7 +113,7 @@ def unset_capacity(seen: LockRecord) -> Request:
     return FORMAT.set_capacity(KEY, None, seen, STAMP)
 
 
-def draw(seen: LockRecord) -> Request:
+def take_ticket(seen: LockRecord) -> Request:
     return FORMAT.take_ticket(KEY, 0, seen, STAMP)
 
 
@@ -120,38 +121,38 @@ def take_exact_ticket(seen: LockRecord) -> Request:
     return FORMAT.take_exact_ticket(CLAIM, seen, STAMP)
 
 
-def lower(_: LockRecord) -> Request:
-    return FORMAT.lower_head(KEY, head_at(place_of(0, DRAWN - 50, "")))
+def lower_head(_: LockRecord) -> Request:
+    return FORMAT.lower_head(KEY, head_at(place_of(0, TICKET - 50, "")))
 
 
 def clear_head(_: LockRecord) -> Request:
-    return FORMAT.clear_head(KEY, place_of(0, DRAWN, "me"))
+    return FORMAT.clear_head(KEY, place_of(0, TICKET, "me"))
 
 
 def advance_head(_: LockRecord) -> Request:
     return FORMAT.advance_head(KEY, PLACE)
 
 
-NO_FIRST = but(HELD, queue_head=GONE)
-ONE_LEFT = but(HELD, queue_head=head_of(0, DRAWN))
+NO_HEAD = but(HELD, queue_head=ABSENT)
+ONE_WAITER = but(HELD, queue_head=head_of(0, TICKET))
 RACES: list[tuple[Write, dict[str, Any], dict[str, Any]]] = [
     *((acquire_idle, IDLE, but(IDLE, **{name: value})) for name, value in [
         ("available", 2), ("holders", HELD["holders"]), ("capacity", "3"), ("token", "7"), ("data", "x"),
-        ("last_ticket", "7"), ("queue_head", 7), ("token_base", GONE), ("capacity_pinned", True),
+        ("last_ticket", "7"), ("queue_head", 7), ("token_base", ABSENT), ("capacity_pinned", True),
         ("queue_head", head_at(PLACE)), ("last_freed_at", NOW + 5000),
     ]),
-    (acquire_idle, but(IDLE, token_base=GONE), but(IDLE, token_base="unverified")),
+    (acquire_idle, but(IDLE, token_base=ABSENT), but(IDLE, token_base="unverified")),
     (acquire_idle, but(IDLE, capacity_pinned=True), but(IDLE, capacity_pinned=True, capacity=5, available=5)),
-    *((acquire_slots, NO_FIRST, but(NO_FIRST, **{name: value})) for name, value in [
+    *((acquire_slots, NO_HEAD, but(NO_HEAD, **{name: value})) for name, value in [
         ("available", 0), ("capacity", 5), ("queue_head", head_at(PLACE)), ("last_freed_at", NOW + 5000),
         ("holders", {**HELD["holders"], "new": HOLDER}),
     ]),
-    *((reclaim_one, NO_FIRST, but(NO_FIRST, **{name: value})) for name, value in [
+    *((reclaim_one, NO_HEAD, but(NO_HEAD, **{name: value})) for name, value in [
         ("available", 0), ("capacity", 5), ("queue_head", head_at(PLACE)),
         ("holders", {**HELD["holders"], "new": HOLDER}),
         ("holders", {**HELD["holders"], "other": {**HOLDER, "version": "v2"}}),
     ]),
-    *((reclaim_all, NO_FIRST, but(NO_FIRST, **{name: value})) for name, value in [
+    *((reclaim_all, NO_HEAD, but(NO_HEAD, **{name: value})) for name, value in [
         ("holders", {**HELD["holders"], "third": HOLDER}), ("capacity_pinned", True),
     ]),
     *((reacquire, HELD, but(HELD, **{name: value})) for name, value in [
@@ -172,24 +173,24 @@ RACES: list[tuple[Write, dict[str, Any], dict[str, Any]]] = [
     (unset_capacity, but(IDLE, capacity_pinned=True), IDLE),
     (unset_capacity, but(IDLE, capacity_pinned=True), but(IDLE, capacity_pinned=True, holders=HELD["holders"])),
     (lambda _: FORMAT.create(KEY, 3, STAMP), {}, IDLE),
-    *((draw, HELD, but(HELD, **{name: value})) for name, value in [
-        ("last_ticket", GONE), ("queue_head", GONE), ("queue_head", head_at(LATER)),
+    *((take_ticket, HELD, but(HELD, **{name: value})) for name, value in [
+        ("last_ticket", ABSENT), ("queue_head", ABSENT), ("queue_head", head_at(LATER)),
     ]),
-    (draw, but(IDLE, last_ticket=GONE), {}),
-    (draw, but(IDLE, last_ticket=GONE), but(IDLE, last_ticket=NOW)),
-    (draw, but(HELD, queue_head=head_at(LATER)), but(HELD, queue_head=head_of(0, DRAWN - 9))),
-    (lower, IDLE, {}),
-    (lower, HELD, but(HELD, queue_head=head_of(0, DRAWN - 90))),
-    *((clear_head, ONE_LEFT, but(ONE_LEFT, **{name: value})) for name, value in [
-        ("queue_head", head_of(0, DRAWN - 9)), ("queue_head", head_at(PLACE)), ("last_ticket", DRAWN + 1),
+    (take_ticket, but(IDLE, last_ticket=ABSENT), {}),
+    (take_ticket, but(IDLE, last_ticket=ABSENT), but(IDLE, last_ticket=NOW)),
+    (take_ticket, but(HELD, queue_head=head_at(LATER)), but(HELD, queue_head=head_of(0, TICKET - 9))),
+    (lower_head, IDLE, {}),
+    (lower_head, HELD, but(HELD, queue_head=head_of(0, TICKET - 90))),
+    *((clear_head, ONE_WAITER, but(ONE_WAITER, **{name: value})) for name, value in [
+        ("queue_head", head_of(0, TICKET - 9)), ("queue_head", head_at(PLACE)), ("last_ticket", TICKET + 1),
     ]),
-    *((advance_head, HELD, but(HELD, queue_head=first)) for first in [head_of(0, DRAWN), head_at(LATER), GONE]),
+    *((advance_head, HELD, but(HELD, queue_head=head)) for head in [head_of(0, TICKET), head_at(LATER), ABSENT]),
     (lambda _: FORMAT.take_exact_ticket(CLAIM, None, STAMP), {}, IDLE),
     *((take_exact_ticket, HELD, but(HELD, **{name: value})) for name, value in [
-        ("last_ticket", DRAWN + 1), ("queue_head", GONE), ("queue_head", head_at(LATER)),
+        ("last_ticket", TICKET + 1), ("queue_head", ABSENT), ("queue_head", head_at(LATER)),
     ]),
-    (take_exact_ticket, but(IDLE, last_ticket=GONE), {}),
-    (take_exact_ticket, but(IDLE, last_ticket=GONE), but(IDLE, last_ticket=NOW)),
+    (take_exact_ticket, but(IDLE, last_ticket=ABSENT), {}),
+    (take_exact_ticket, but(IDLE, last_ticket=ABSENT), but(IDLE, last_ticket=NOW)),
 ]  # fmt: skip
 
 
@@ -201,7 +202,7 @@ RACES += [
 
 
 @pytest.mark.parametrize(("write", "seen", "meanwhile"), RACES)
-def test_a_write_is_refused_if_this_has_changed(
+def test_a_write_is_refused_if_the_lock_has_changed(
     client: Any, write: Write, seen: dict[str, Any], meanwhile: dict[str, Any]
 ) -> None:
     request = write(FORMAT.record(_stored(seen), NOW) if seen else LockRecord(KEY, 1, 1, {}, token=0))
@@ -219,4 +220,4 @@ def _carry_out(client: Any, item: Mapping[str, Any], request: Request) -> None:
 
 
 def _stored(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: encode(value) for name, value in item.items() if value is not GONE}
+    return {name: encode(value) for name, value in item.items() if value is not ABSENT}

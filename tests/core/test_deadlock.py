@@ -1,4 +1,4 @@
-"""R14 (deadlocks end): a cycle of waits is found, named, and ended by exactly one of its members; nothing else is."""
+"""R14 (deadlocks end): exactly one member of a cycle of waits ends its wait, with an error that names the cycle."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run_all(world: World, lockers: Sequence[Locker], seconds: float) -> None:
 
 
 def ring(world: World, number: int) -> list[Locker]:
-    """Lockers that each hold a lock and wait for the next one's, in this order."""
+    """Return lockers that each hold a lock and wait for that of the next locker."""
     keys = [f"k{index}" for index in range(number)]
     lockers = [Locker(world, f"host{index}", key) for index, key in enumerate(keys)]
     for index, each in enumerate(lockers):
@@ -88,7 +88,7 @@ def ring(world: World, number: int) -> list[Locker]:
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])
-def test_of_a_ring_exactly_the_last_one_to_wait_ends_and_names_all(world: World, number: int) -> None:
+def test_only_the_last_waiter_of_a_cycle_ends_and_names_all(world: World, number: int) -> None:
     lockers = ring(world, number)
 
     run_all(world, lockers, 5.0)
@@ -135,7 +135,7 @@ def test_a_waiter_that_is_behind_a_cycle_is_no_member_of_it(world: World) -> Non
     assert [each.failure is not None for each in (a, b, behind)] == [False, True, False]
 
 
-def test_a_note_that_was_left_behind_makes_no_cycle(world: World) -> None:
+def test_a_stale_wait_note_makes_no_cycle(world: World) -> None:
     a, _ = Locker(world, "a", "x"), Locker(world, "b", "y")
     stale = Wait("ended", 1, ("x",))
     world.answer(NativeFormat(TABLE).note_wait("y", "b/y", stale), lambda: 0.0)
@@ -146,7 +146,7 @@ def test_a_note_that_was_left_behind_makes_no_cycle(world: World) -> None:
     assert a.failure is None
 
 
-def test_a_stale_note_beside_a_cycle_does_not_hide_it(world: World) -> None:
+def test_a_stale_wait_note_does_not_hide_a_cycle(world: World) -> None:
     a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
     world.answer(NativeFormat(TABLE).note_wait("y", "b/y", Wait("ended", 2**42, ("x",))), lambda: 0.0)
     a.wait_for("y")
@@ -180,7 +180,7 @@ def test_a_member_that_has_died_since_it_saw_the_cycle_blocks_nothing(world: Wor
     assert b.granted
 
 
-def test_an_error_in_the_chain_is_tried_again(world: World) -> None:
+def test_failed_requests_are_retried_until_the_cycle_is_found(world: World) -> None:
     a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
     a.wait_for("y")
     a.run(world.now + 0.01)
@@ -271,7 +271,7 @@ def test_slots_that_the_claimant_itself_holds_are_never_free(
         waits.finish()
 
 
-def test_another_slot_of_a_semaphore_is_waited_for(world: World) -> None:
+def test_a_claimant_may_wait_for_another_slot_of_a_semaphore(world: World) -> None:
     a = Locker(world, "a", "x", capacity=2)
     other = Locker(world, "other", "x", capacity=2)
     a.wait_for("x", capacity=2)
@@ -324,7 +324,7 @@ def test_without_nesting_no_request_changes(make_world: Callable[..., World], wo
     waits = waiter.start_acquire()
     while world.now < 2.0:
         waits.step()
-    assert world.actions() == ["UpdateItem", "UpdateItem", "PutItem", "Query", "Query"][: len(world.sent)]
+    assert world.actions() == ["UpdateItem", "UpdateItem", "PutItem", "Query"]
     assert not any(
         "wait" in name for each in world.sent for name in each.params.get("ExpressionAttributeNames", {})
     )
@@ -337,16 +337,16 @@ def test_a_nested_wait_costs_two_writes_and_a_read_per_second(world: World) -> N
     assert a.waits is not None
     with pytest.raises(LockTimeoutError):
         a.waits.finish()
-    looks = round(4.0 / LOOK_EVERY)
+    reads = round(4.0 / LOOK_EVERY)
     assert world.actions()[:5] == ["UpdateItem", "UpdateItem", "PutItem", "UpdateItem", "BatchGetItem"]
-    assert world.actions().count("BatchGetItem") == looks
+    assert world.actions().count("BatchGetItem") == reads
     assert not world.record("x").holders["a/x"].waits
     assert b.granted is False
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_cycle_of_plain_locks_is_the_chain_that_leads_back(seed: int) -> None:
-    """Each of some claimants holds a lock, and most of them wait for another one's."""
+    """Each claimant holds a lock, and most claimants wait for that of another one."""
     rng = Random(seed)
     number = rng.randint(2, 7)
     waits_for = {
@@ -390,7 +390,7 @@ def test_a_wait_that_ends_with_an_error_leaves_no_note_and_no_queue_entry(
         case "CapacityMismatchError":
             Host(world, "c").take(key="y", capacity=2, fair=False)
         case "LockAccessError":
-            world.faults.extend([DENIED, DENIED])  # the look for a cycle, and the next attempt
+            world.faults.extend([DENIED, DENIED])  # the search for a cycle, and the next attempt
         case "LockNotFoundError":
             world.delete("y")
 

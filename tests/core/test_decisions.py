@@ -1,4 +1,4 @@
-"""What people decide by hand: a broken lease and a removed waiter end, say who decided that and why, and stay ended."""
+"""Decisions of people: a broken lease and a removed waiter (R15) end for good, with the name and the reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def remove(world: World, lease_id: str, decision: Decision = DECISION) -> str:
 # -- how the last lease ended -----------------------------------------------------------------------------------------
 
 
-def test_a_release_leaves_the_name_of_the_holder(world: World, host: Host) -> None:
+def test_a_release_records_the_name_of_the_holder(world: World, host: Host) -> None:
     host.take()
     release(host)
 
@@ -49,7 +49,7 @@ def test_a_release_leaves_the_name_of_the_holder(world: World, host: Host) -> No
     assert record.last_freed_at_ms == world.server_ms // 1000 * 1000, "with the precision of Date"
 
 
-def test_an_acquire_that_was_undone_leaves_no_name(world: World, host: Host) -> None:
+def test_an_undo_records_no_name(world: World, host: Host) -> None:
     host.take()
     host.run(host.operations.attempting.undo([host.claim()]))
     host.take(min_hold_ms=1000)
@@ -75,7 +75,7 @@ def test_the_record_says_who_broke_a_lease_and_why(world: World, host: Host) -> 
     }
 
 
-def test_the_holder_learns_who_broke_its_lease(world: World, host: Host) -> None:
+def test_the_heartbeat_of_a_broken_lease_names_who_broke_it(world: World, host: Host) -> None:
     host.take()
     break_(world, "a")
 
@@ -87,13 +87,13 @@ def test_the_holder_learns_who_broke_its_lease(world: World, host: Host) -> None
     )
 
 
-def test_a_break_by_nobody_in_particular_is_described_without_a_name(world: World, host: Host) -> None:
+def test_a_break_without_a_name_is_described_without_one(world: World, host: Host) -> None:
     host.take()
     break_(world, "a", Decision())
     assert host.heartbeat().describe().startswith("it was broken at 2027-01-15 08:00:00 UTC, and")
 
 
-def test_a_holder_is_not_told_of_the_loss_of_another_lease(world: World, host: Host) -> None:
+def test_a_holder_does_not_report_the_loss_of_another_lease(world: World, host: Host) -> None:
     host.take("other", capacity=2)
     host.take(capacity=2)
     break_(world, "other")
@@ -102,7 +102,7 @@ def test_a_holder_is_not_told_of_the_loss_of_another_lease(world: World, host: H
     assert host.heartbeat().describe().startswith("it was released, broken or reclaimed")
 
 
-def test_a_reclaim_leaves_the_loss_of_the_dead_holder(world: World, host: Host) -> None:
+def test_a_reclaim_records_the_loss_of_the_dead_holder(world: World, host: Host) -> None:
     host.take()
     world.now += 100
     assert isinstance(Host(world, "next").take(), Granted)
@@ -119,7 +119,7 @@ def test_a_reclaim_leaves_the_loss_of_the_dead_holder(world: World, host: Host) 
     )
 
 
-def test_dead_holders_that_are_removed_without_a_grant_leave_a_loss_as_well(world: World) -> None:
+def test_a_removal_of_dead_holders_without_a_grant_records_a_loss(world: World) -> None:
     for number in range(45):
         Host(world, f"reader-{number}").take(slots=1, capacity=45)
     world.now += 100
@@ -159,7 +159,7 @@ def test_a_removed_waiter_ends_with_the_reason(world: World) -> None:
     assert owners(world) == ["second"], "and it does not queue again"
 
 
-def test_those_behind_a_removed_waiter_go_on(world: World) -> None:
+def test_the_next_waiter_is_granted_after_a_removal(world: World) -> None:
     holder = Host(world, "holder")
     holder.take()
     waiting(Host(world, "first"))
@@ -170,7 +170,7 @@ def test_those_behind_a_removed_waiter_go_on(world: World) -> None:
     assert woken(second) is not None
 
 
-def test_the_last_waiter_that_is_removed_leaves_no_queue(world: World) -> None:
+def test_a_removal_of_the_last_waiter_leaves_no_queue(world: World) -> None:
     holder = Host(world, "holder")
     holder.take()
     paused = waiting(Host(world, "first"))
@@ -187,7 +187,7 @@ def test_a_waiter_that_is_removed_while_it_takes_the_lock_does_not_get_it(world:
     paused = waiting(Host(world, "first"))
     holder.release()
     paused.step()  # woken
-    paused.step()  # it has read its queue: the lock is free for it
+    paused.step()  # it has read the queue, and the lock is free for it
 
     remove(world, "first")
 
@@ -233,7 +233,7 @@ def test_a_waiter_that_has_just_been_granted_the_lock_is_not_removed(world: Worl
     assert world.record().removals == {}
 
 
-def test_who_does_not_wait_cannot_be_removed(world: World, host: Host) -> None:
+def test_a_claimant_that_does_not_wait_cannot_be_removed(world: World, host: Host) -> None:
     with pytest.raises(LockNotWaitingError, match="Not locked"):
         remove(world, "nobody")
     host.take()
@@ -274,7 +274,7 @@ def test_the_record_keeps_twenty_removals(world: World) -> None:
     assert set(world.record().removals) == {f"waiter-{number}" for number in range(4, 25)}
 
 
-def test_a_damaged_note_of_a_removal_is_a_removal(world: World, host: Host) -> None:
+def test_a_damaged_removal_note_still_removes_the_waiter(world: World, host: Host) -> None:
     host.take()
     paused = waiting(Host(world, "first"))
     item = world.item()
@@ -284,7 +284,7 @@ def test_a_damaged_note_of_a_removal_is_a_removal(world: World, host: Host) -> N
         woken(paused)
 
 
-def test_a_damaged_note_of_a_loss_is_none(world: World, host: Host) -> None:
+def test_a_damaged_loss_is_read_as_none(world: World, host: Host) -> None:
     host.take()
     item = world.item()
     assert item is not None

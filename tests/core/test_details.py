@@ -50,7 +50,7 @@ from proof.simulator.stepped import (
 from tests.core.test_queue import owners, run_a_while, waiting, woken
 from tests.core.test_sets import claims, leases, take_all, waiting_for
 
-#: Twelve o'clock on the first day of 1970, milliseconds.
+#: Noon of the first day of 1970, in epoch milliseconds.
 NOON = 12 * 3_600_000
 
 
@@ -68,42 +68,42 @@ def a_record(capacity: int, available: int, *holders: str, capacity_pinned: bool
 # -- capacity ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_writer_does_not_fit_beside_readers_that_live() -> None:
+def test_a_writer_has_no_free_slot_beside_living_readers() -> None:
     assert not has_free_slots(a_record(SHARED, SHARED - 1, "reader"), [], 1, 1)
 
 
-def test_an_idle_lock_has_room_for_any_capacity_but_for_no_more_slots_than_that() -> None:
+def test_an_idle_lock_can_grant_any_capacity_but_no_more_slots_than_that() -> None:
     assert has_free_slots(a_record(3, 3), [], 5, 5)
     assert not has_free_slots(a_record(3, 3), [], 6, 5)
 
 
 @pytest.mark.parametrize(
-    ("record", "slots", "could"),
+    ("record", "slots", "wakes"),
     [
         (a_record(SHARED, SHARED - 1, "reader"), 1, False),  # the slots of readers are not free for others
         (a_record(SHARED, SHARED), 1, True),
         (a_record(SHARED, SHARED), 2, True),
         (a_record(SHARED, SHARED - 1, "reader", capacity_pinned=True), 1, True),
-        (a_record(1, 1), 2, True),  # the claim that follows may change the capacity
+        (a_record(1, 1), 2, True),  # the next claim may change the capacity
         (a_record(3, 1, "a", "b"), 2, False),
     ],
 )
-def test_a_wait_without_a_capacity_uses_that_of_the_lock(record: LockRecord, slots: int, could: bool) -> None:
-    assert should_wake(record, [], slots, None, takes=False) is could
+def test_a_wait_without_a_capacity_uses_that_of_the_lock(record: LockRecord, slots: int, wakes: bool) -> None:
+    assert should_wake(record, [], slots, None, takes=False) is wakes
 
 
-def test_a_wait_without_a_capacity_is_for_a_plain_lock_where_readers_are() -> None:
+def test_a_waiter_without_a_capacity_does_not_join_readers() -> None:
     assert not should_wake(a_record(SHARED, SHARED - 1, "reader"), [], 1, None, takes=True)
 
 
-def test_a_waiter_for_a_plain_lock_is_not_woken_by_a_semaphore_with_a_set_capacity() -> None:
-    fixed = a_record(3, 3, capacity_pinned=True)
-    assert should_wake(fixed, [], 1, 1, takes=True)  # a try tells the caller of the mismatch
-    assert not should_wake(fixed, [], 1, 1, takes=False)
-    assert should_wake(fixed, [], 1, 5, takes=False)
+def test_a_pinned_capacity_wakes_no_plain_waiter_that_does_not_acquire() -> None:
+    pinned = a_record(3, 3, capacity_pinned=True)
+    assert should_wake(pinned, [], 1, 1, takes=True)  # so that its attempt raises the error
+    assert not should_wake(pinned, [], 1, 1, takes=False)
+    assert should_wake(pinned, [], 1, 5, takes=False)
 
 
-def test_the_last_free_slot_is_taken_without_a_dead_holder(world: World) -> None:
+def test_a_free_slot_is_granted_without_a_reclaim(world: World) -> None:
     Host(world, "dead").take(capacity=2)
     world.now += 60.0
 
@@ -114,7 +114,7 @@ def test_the_last_free_slot_is_taken_without_a_dead_holder(world: World) -> None
     assert sorted(world.record().holders) == ["b", "dead"]
 
 
-def test_as_many_dead_holders_as_fit_in_one_write_are_removed_in_one(world: World) -> None:
+def test_one_write_reclaims_the_maximum_number_of_dead_holders(world: World) -> None:
     for number in range(MAX_REMOVED):
         Host(world, f"dead {number}").take(capacity=MAX_REMOVED)
     world.now += 60.0
@@ -128,7 +128,7 @@ def test_as_many_dead_holders_as_fit_in_one_write_are_removed_in_one(world: Worl
 # -- stamps -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_servers_time_is_fresh_up_to_the_age_that_is_allowed() -> None:
+def test_server_time_is_fresh_up_to_the_allowed_age() -> None:
     stamp = Stamp("v", 1, 1, 0.0, age=10.0)
     assert stamp.is_fresh(10_000)
     assert not stamp.is_fresh(9_999)
@@ -136,27 +136,27 @@ def test_the_servers_time_is_fresh_up_to_the_age_that_is_allowed() -> None:
     assert Stamp("v", 1, 1, 0.0).is_fresh(0)
 
 
-def test_the_parts_of_the_clock_skew_that_the_argument_takes_for_itself() -> None:
-    """Rule R3: a stamp may be early by what is not corrected and by the whole second of a ``Date``, and one that
-    arrives late may be older than the one whose place it takes."""
+def test_the_minimum_clock_skew_is_the_sum_of_its_parts() -> None:
+    """R3 (proof of death): a stamp may be early by what is not corrected plus the resolution of ``Date``, and a write
+    that arrives late may carry an older stamp than the one that it replaces."""
     assert _BEHIND_MS + 1000 == ESTIMATE_BEHIND_MS
     assert ESTIMATE_BEHIND_MS + ESTIMATES_DIFFER_MS == MIN_CLOCK_SKEW * 1000
 
 
-def test_an_operation_that_learns_no_time_says_how_old_one_may_be(world: World) -> None:
+def test_an_error_without_server_time_names_the_allowed_age(world: World) -> None:
     host = Host(world, "a")
     host.take()
     world.now += 31.0
-    world.dates = False  # from now on a proxy removes them
+    world.dates = False  # from now on a proxy removes the header
 
     with pytest.raises(LockUnavailableError, match=r"had it within 30 s"):
         host.heartbeat()
 
 
-# -- keep -------------------------------------------------------------------------------------------------------------
+# -- renew ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_grant_is_put_right_by_a_time_that_is_at_most_ten_seconds_old(world: World) -> None:
+def test_a_grant_is_corrected_by_a_time_that_is_at_most_ten_seconds_old(world: World) -> None:
     host = Host(world, "a", wall_clock_offset=-3600.0)
     suspended = iter([0.0, 11.0])  # before the first stamp, and before the second one
 
@@ -171,17 +171,17 @@ def test_a_grant_is_put_right_by_a_time_that_is_at_most_ten_seconds_old(world: W
 
 
 def overtaken(world: World, operation: Any, host: Host) -> Any:
-    """What comes of a write that arrives after another one of the same lease, stamped later."""
+    """Return the outcome of a write that arrives after a later heartbeat of the same lease."""
     paused = host.start(operation)
     later = Host(world, "later")
-    later.heartbeat("a")  # learns the server's time
+    later.heartbeat("a")  # its answer has the server's time
     world.now += 5.0
     assert isinstance(later.heartbeat("a"), Renewed)
     world.now -= 5.0
     return paused.finish()
 
 
-def test_a_renewal_that_was_overtaken_is_written_again(world: World) -> None:
+def test_an_overtaken_renewal_is_written_again(world: World) -> None:
     host = Host(world, "a")
     host.take()
 
@@ -191,19 +191,19 @@ def test_a_renewal_that_was_overtaken_is_written_again(world: World) -> None:
     assert list(world.record().holders["a"].processes) == ["task"]
 
 
-def test_the_heartbeat_of_an_abandoned_lease_that_was_overtaken_is_written_again(world: World) -> None:
+def test_an_overtaken_heartbeat_of_a_draining_lease_is_written_again(world: World) -> None:
     host = Host(world, "a")
     host.take()
     host.enter("task")
     assert isinstance(host.release(), Draining)
 
-    beaten = overtaken(world, host.operations.renewing.renew(KEY, "a", 15_000, Heartbeat()), host)
+    renewed = overtaken(world, host.operations.renewing.renew(KEY, "a", 15_000, Heartbeat()), host)
 
-    assert isinstance(beaten, Renewed)
+    assert isinstance(renewed, Renewed)
 
 
 @pytest.mark.parametrize("lease_ms", [None, 30_000, 60_000])
-def test_a_change_of_a_lease_that_was_overtaken_is_written_again(world: World, lease_ms: int | None) -> None:
+def test_an_overtaken_change_of_a_lease_is_written_again(world: World, lease_ms: int | None) -> None:
     host = Host(world, "a")
     host.take()
     change = Change(longer=lease_ms is not None, data={"rows": 7})
@@ -223,7 +223,7 @@ def test_a_lease_is_not_made_shorter_and_the_error_names_both_lengths(world: Wor
         host.run(host.operations.renewing.renew_all([a_lease("a")], change))
 
 
-def test_two_leases_are_kept_with_one_request_and_one_lease_without_a_transaction(world: World) -> None:
+def test_two_leases_are_renewed_with_one_request_and_one_without_a_transaction(world: World) -> None:
     host = Host(world, "me")
     take_all(host, "ab")
     world.sent.clear()
@@ -232,10 +232,10 @@ def test_two_leases_are_kept_with_one_request_and_one_lease_without_a_transactio
     assert world.actions() == ["TransactWriteItems", "UpdateItem"]
 
     world.sent.clear()
-    for kept in "ab", "a":
-        keeping = host.start(host.operations.renewing.keep_for_processes(leases(host, kept), 5.0))
-        while isinstance(keeping.effect, Request):
-            keeping.step()
+    for keys in "ab", "a":
+        heartbeats = host.start(host.operations.renewing.keep_for_processes(leases(host, keys), 5.0))
+        while isinstance(heartbeats.effect, Request):
+            heartbeats.step()
     assert world.actions() == ["TransactWriteItems", "UpdateItem"]
 
 
@@ -252,7 +252,7 @@ def test_two_locks_are_released_with_one_request_and_one_without_a_transaction(w
 # -- release ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_whose_minimum_is_over_is_abandoned_while_a_process_is_inside(world: World) -> None:
+def test_a_lease_after_its_min_hold_drains_while_a_process_is_inside(world: World) -> None:
     host = Host(world, "a")
     host.take(min_hold_ms=10_000)
     host.enter("task", lease_ms=30_000)
@@ -275,25 +275,25 @@ def test_min_hold_ends_in_the_millisecond_that_it_names(world: World) -> None:
     assert host.release() == Released()
 
 
-# -- take -------------------------------------------------------------------------------------------------------------
+# -- acquire ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_uncontended_set_of_one_is_taken_like_a_lock(world: World) -> None:
+def test_a_set_of_one_lock_needs_no_transaction(world: World) -> None:
     take_all(Host(world, "me"), "a")
     assert world.actions() == ["UpdateItem"]
 
 
 @pytest.mark.parametrize(("owns_lease_id", "left"), [(True, []), (False, ["me"])])
-def test_a_set_that_lost_one_of_its_locks_again_releases_the_others_if_it_may(
+def test_a_set_that_loses_a_lock_releases_the_others_if_it_owns_the_lease_id(
     world: World, owns_lease_id: bool, left: list[str]
 ) -> None:
-    host, thief = Host(world, "me"), Host(world, "thief")
+    host, rival = Host(world, "me"), Host(world, "rival")
     paused = host.start(
         host.operations.attempting.try_acquire_all(claims(host, "ab"), owns_lease_id=owns_lease_id)
     )
-    paused.step()  # both are taken
-    thief.run(thief.operations.admin.break_("b", "me"))
-    thief.take(key="b")
+    paused.step()  # acquires both locks
+    rival.run(rival.operations.admin.break_("b", "me"))
+    rival.take(key="b")
 
     assert isinstance(paused.finish(), Busy)
 
@@ -301,7 +301,7 @@ def test_a_set_that_lost_one_of_its_locks_again_releases_the_others_if_it_may(
 
 
 @pytest.mark.parametrize(("owns_lease_id", "left"), [(True, []), (False, ["me"])])
-def test_a_set_whose_reply_is_lost_is_released_if_it_may(
+def test_a_set_whose_reply_is_lost_is_released_if_it_owns_the_lease_id(
     world: World, owns_lease_id: bool, left: list[str]
 ) -> None:
     world.faults.append(LOST)
@@ -313,7 +313,7 @@ def test_a_set_whose_reply_is_lost_is_released_if_it_may(
     assert world.actions() == ["TransactWriteItems"] * (1 + owns_lease_id)
 
 
-def test_a_set_of_slots_has_a_token_of_its_own_whoever_takes_others_meanwhile(world: World) -> None:
+def test_a_set_of_slots_has_a_token_of_its_own_after_a_concurrent_grant(world: World) -> None:
     host, other = Host(world, "me"), Host(world, "other")
     taking = host.start(
         host.operations.attempting.try_acquire_all(claims(host, "ab", capacity=2), owns_lease_id=False)
@@ -326,7 +326,7 @@ def test_a_set_of_slots_has_a_token_of_its_own_whoever_takes_others_meanwhile(wo
     assert beside.token != granted[0].token == world.record("a").token
 
 
-def test_a_set_that_a_transaction_is_in_the_way_of_is_tried_again_a_few_times(world: World) -> None:
+def test_a_set_that_conflicts_with_a_transaction_is_retried_a_few_times(world: World) -> None:
     world.faults.append(CONFLICT)
     assert isinstance(take_all(Host(world, "me"), "ab"), tuple)
 
@@ -337,7 +337,7 @@ def test_a_set_that_a_transaction_is_in_the_way_of_is_tried_again_a_few_times(wo
     assert world.actions() == ["TransactWriteItems"] * ROUNDS
 
 
-def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World) -> None:
+def test_a_claim_that_loses_every_race_names_the_holder(world: World) -> None:
     host, rival = Host(world, "a"), Host(world, "rival")
     rival.take()
     paused = host.start(host.operations.attempting.try_acquire(host.claim(fair=False), owns_lease_id=False))
@@ -352,7 +352,7 @@ def test_a_claim_that_always_comes_too_late_is_told_who_was_quicker(world: World
     assert [each.owner for each in busy.record.holders.values()] == ["rival"]
 
 
-def test_a_claim_that_comes_too_late_each_time_and_never_sees_by_whom_is_contended(world: World) -> None:
+def test_a_claim_that_loses_every_race_and_reads_no_holder_is_busy(world: World) -> None:
     world.shows_refused = False
     host, rival = Host(world, "a"), Host(world, "rival")
     paused = host.start(host.operations.attempting.try_acquire(host.claim(fair=False), owns_lease_id=False))
@@ -370,9 +370,7 @@ def test_a_claim_that_comes_too_late_each_time_and_never_sees_by_whom_is_contend
 
 
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_a_newcomer_waits_outside_while_those_inside_get_no_answer(
-    world: World, timeout: float | None
-) -> None:
+def test_a_newcomer_sleeps_while_the_admission_window_is_full(world: World, timeout: float | None) -> None:
     host = Host(world, "b")
     host.operations.acquiring.window._size = 0
     waits = (
@@ -385,7 +383,7 @@ def test_a_newcomer_waits_outside_while_those_inside_get_no_answer(
         assert isinstance(wait().effect, Sleep)
 
 
-def test_who_has_no_time_or_stands_in_the_queue_asks_whoever_else_does(world: World) -> None:
+def test_the_admission_window_does_not_limit_waiters_and_single_attempts(world: World) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take()
     paused = waiting(host)
@@ -402,7 +400,7 @@ def test_who_has_no_time_or_stands_in_the_queue_asks_whoever_else_does(world: Wo
 # -- wait -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_waiter_without_time_asks_once_and_says_how_long_it_waited(world: World) -> None:
+def test_a_timeout_of_0_allows_one_request_and_errors_name_the_timeout(world: World) -> None:
     Host(world, "holder").take()
     host = Host(world, "b")
     world.sent.clear()
@@ -421,14 +419,14 @@ def test_a_waiter_without_time_asks_once_and_says_how_long_it_waited(world: Worl
             )
 
 
-def test_a_waiter_whose_timeout_is_over_names_it(world: World) -> None:
+def test_the_error_of_a_waiter_names_its_timeout(world: World) -> None:
     Host(world, "holder").take(lease_ms=90_000)
     with pytest.raises(LockTimeoutError, match=r"was not free within 2\.5 s"):
         waiting(Host(world, "b"), timeout=2.5).finish()
     assert world.now == pytest.approx(2.5)
 
 
-def test_a_waiter_of_several_locks_stands_in_each_queue_once(world: World) -> None:
+def test_a_waiter_for_several_locks_enters_each_queue_once(world: World) -> None:
     Host(world, "holder").take(key="a")
     paused = waiting_for(Host(world, "b"), "ab")
     world.sent.clear()
@@ -439,7 +437,7 @@ def test_a_waiter_of_several_locks_stands_in_each_queue_once(world: World) -> No
     assert "TransactWriteItems" not in world.actions()
 
 
-def test_a_waiter_that_is_interrupted_with_its_grant_releases_it(world: World) -> None:
+def test_an_interrupted_waiter_releases_its_grant(world: World) -> None:
     """An operation that is discarded (`GeneratorExit`) can send no more requests, so its lease expires."""
     for failure, left in (KeyboardInterrupt, []), (GeneratorExit, ["b"]):
         holder, host = Host(world, "holder"), Host(world, "b")
@@ -453,7 +451,7 @@ def test_a_waiter_that_is_interrupted_with_its_grant_releases_it(world: World) -
         world.delete()
 
 
-def test_a_newcomer_without_time_is_told_who_is_ahead_of_it(world: World) -> None:
+def test_the_error_of_a_newcomer_names_the_waiter_ahead(world: World) -> None:
     holder, first, newcomer = (Host(world, name) for name in ("holder", "first", "newcomer"))
     holder.take()
     one = waiting(first)
@@ -465,14 +463,14 @@ def test_a_newcomer_without_time_is_told_who_is_ahead_of_it(world: World) -> Non
     assert one.effect is not None
 
 
-def test_no_request_of_a_renewal_is_given_time_beyond_the_callers(world: World) -> None:
+def test_a_request_of_a_renewal_gets_no_time_beyond_its_deadline(world: World) -> None:
     host = Host(world, "a")
     host.take()
     paused = host.start(host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat(), until=host.now() - 1.0))
     assert paused.request.within == 0.0
 
 
-def test_a_lease_released_by_a_host_whose_clock_is_behind_rests_no_longer_than_was_asked_for(
+def test_a_release_by_a_clock_that_is_behind_cools_down_for_min_hold_at_most(
     world: World,
 ) -> None:
     world.dates = False
@@ -484,10 +482,10 @@ def test_a_lease_released_by_a_host_whose_clock_is_behind_rests_no_longer_than_w
     assert world.record().holders["lease"].lease_ms == 60_000
 
 
-# -- people -----------------------------------------------------------------------------------------------------------
+# -- admin ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_capacity_that_somebody_else_changes_meanwhile_is_set_all_the_same(world: World) -> None:
+def test_a_capacity_is_set_although_another_process_changes_it(world: World) -> None:
     one, two = Host(world, "one"), Host(world, "two")
     one.run(one.operations.admin.set_capacity(KEY, 3))
     paused = one.start(one.operations.admin.set_capacity(KEY, 5)).step()
@@ -531,7 +529,7 @@ def test_a_lease_that_was_broken_by_a_lost_request_counts_as_broken(world: World
     assert broken.holder.lease_id == "a"
 
 
-def test_a_lease_that_is_not_there_cannot_be_broken(world: World) -> None:
+def test_a_lease_that_does_not_exist_cannot_be_broken(world: World) -> None:
     host = Host(world, "a")
     with pytest.raises(LockNotHeldError, match="Not locked"):
         host.run(host.operations.admin.break_(KEY, "a"))
@@ -540,7 +538,7 @@ def test_a_lease_that_is_not_there_cannot_be_broken(world: World) -> None:
         host.run(host.operations.admin.break_(KEY, "b"))
 
 
-def test_a_lease_whose_record_went_while_it_was_broken_counts_as_broken(world: World) -> None:
+def test_a_lease_whose_record_is_deleted_meanwhile_counts_as_broken(world: World) -> None:
     world.shows_refused = False
     host = Host(world, "a")
     host.take()
@@ -560,7 +558,7 @@ def test_a_capacity_that_was_never_set_can_be_unset(world: World) -> None:
 
 
 @pytest.mark.parametrize("client", ["moto"], indirect=True)  # the simulated table has no scans
-def test_a_page_lists_locks_without_their_waiters_and_without_the_processes_that_wait(
+def test_a_page_lists_locks_without_waiters_and_presences(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
@@ -578,11 +576,11 @@ def test_a_page_lists_locks_without_their_waiters_and_without_the_processes_that
         ExpressionAttributeValues={":x": {"S": "x"}},
     )
 
-    told: list[LockRecordError] = []
-    records, _ = host.run(host.operations.admin.page(None, on_damaged=told.append))
+    reported: list[LockRecordError] = []
+    records, _ = host.run(host.operations.admin.page(None, on_damaged=reported.append))
     assert [each.key for each in records] == [KEY]
-    assert damaged in str(told[0])
-    assert len(told) == 1
+    assert damaged in str(reported[0])
+    assert len(reported) == 1
     caplog.clear()
     host.run(host.operations.admin.page(None))
     assert [damaged in each.getMessage() for each in caplog.records] == [True]
@@ -592,13 +590,13 @@ def test_a_page_lists_locks_without_their_waiters_and_without_the_processes_that
 # -- the queue --------------------------------------------------------------------------------------------------------
 
 
-def test_a_waiter_is_told_its_place_when_it_changes_and_not_again(world: World) -> None:
-    told: list[QueuePosition] = []
-    tell = on_change(told.append)
+def test_a_position_is_reported_only_when_it_changes(world: World) -> None:
+    reported: list[QueuePosition] = []
+    report = on_change(reported.append)
     first, second = QueuePosition(KEY, 1, 1, None), QueuePosition(KEY, 2, 2, None)
     for each in second, second, first, first, second:
-        tell(each)
-    assert told == [second, first, second]
+        report(each)
+    assert reported == [second, first, second]
 
 
 def test_a_queue_longer_than_a_page_is_granted_in_order(world: World) -> None:
@@ -617,7 +615,7 @@ def test_a_queue_longer_than_a_page_is_granted_in_order(world: World) -> None:
     assert owners(world) == [name for name, _ in queue[3:]]
 
 
-def test_all_who_fit_behind_a_page_of_others_are_granted_together(world: World) -> None:
+def test_waiters_beyond_the_first_page_are_granted_together(world: World) -> None:
     holder = Host(world, "holder")
     holder.take(slots=40, capacity=40)
     hosts = [Host(world, f"waiter {number:02d}") for number in range(40)]
@@ -628,7 +626,7 @@ def test_all_who_fit_behind_a_page_of_others_are_granted_together(world: World) 
     assert world.record().available == 0
 
 
-def test_a_waiter_that_leaves_a_queue_leaves_nothing_to_clear_away(world: World) -> None:
+def test_a_granted_waiter_leaves_nothing_to_remove(world: World) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take()
     paused = waiting(host)
@@ -638,7 +636,7 @@ def test_a_waiter_that_leaves_a_queue_leaves_nothing_to_clear_away(world: World)
     assert not host.queue
 
 
-def test_readers_behind_each_other_count_as_alike_and_a_writer_between_them_does_not(world: World) -> None:
+def test_a_reader_does_not_overtake_a_writer_to_join_a_reader(world: World) -> None:
     writer = Host(world, "writer")
     writer.take()
     one, two, last = Host(world, "one"), Host(world, "two"), Host(world, "last")
@@ -647,7 +645,7 @@ def test_readers_behind_each_other_count_as_alike_and_a_writer_between_them_does
     behind = waiting(last, capacity=SHARED)
     writer.release()
 
-    assert woken(behind) is None, "the writer before it waits for the first reader"
+    assert woken(behind) is None, "the writer ahead waits for the first reader"
     assert woken(first) is not None
     assert woken(behind) is None
     one.release()
@@ -665,29 +663,29 @@ def test_two_waiters_of_one_process_are_granted_in_order(world: World) -> None:
     assert woken(one) is not None
 
 
-def test_a_process_renews_its_own_lease_with_one_request_and_releases_it_in_the_end(world: World) -> None:
+def test_a_process_renews_its_presence_with_one_request_and_releases_it_at_the_end(world: World) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take(lease_ms=3_600_000)
     one = waiting(host)
-    tending = host.start(host.presence.maintain())
+    maintaining = host.start(host.presence.maintain())
     while world.item(host.queue.own.process) is None:
-        tending.step()
+        maintaining.step()
     world.sent.clear()
     until = world.now + 20.0
     while world.now < until:
-        tending.step()
+        maintaining.step()
     assert set(world.actions()) == {"UpdateItem"}
     assert len(world.actions()) <= 5  # one every four seconds
     holder.release()
     assert woken(one) is not None
     world.sent.clear()
-    tending.finish()
+    maintaining.finish()
     assert world.record(host.queue.own.process).holders == {}
     removals = [each for each in world.sent if "REMOVE" in each.params["UpdateExpression"]]
     assert len(removals) == 1
 
 
-def test_the_waiters_of_a_dead_process_are_passed_over_even_if_its_lease_was_renewed(world: World) -> None:
+def test_waiters_of_a_dead_process_are_skipped_even_if_its_presence_was_renewed(world: World) -> None:
     holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
     holder.take(lease_ms=3_600_000)
     one = waiting(dead)
@@ -705,7 +703,7 @@ def test_the_waiters_of_a_dead_process_are_passed_over_even_if_its_lease_was_ren
     assert woken(one) is None
 
 
-def test_a_look_tells_the_living_from_the_dead(world: World) -> None:
+def test_a_newcomer_separates_living_and_dead_waiters(world: World) -> None:
     holder, first, second, newcomer = (Host(world, name) for name in ("holder", "first", "second", "new"))
     holder.take(lease_ms=3_600_000)
     waiting(first)
@@ -721,7 +719,7 @@ def test_a_look_tells_the_living_from_the_dead(world: World) -> None:
     assert owners(world) == ["second"]
 
 
-def test_a_waiter_does_not_sweep_its_own_place(world: World) -> None:
+def test_a_process_does_not_remove_its_own_waiter(world: World) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take(lease_ms=3_600_000)
     paused = waiting(host)
@@ -732,12 +730,12 @@ def test_a_waiter_does_not_sweep_its_own_place(world: World) -> None:
     assert paused.effect is not None
 
 
-def test_a_waiter_that_has_its_slots_already_is_not_ahead_of_others(world: World) -> None:
+def test_a_granted_waiter_in_the_queue_is_not_ahead_of_others(world: World) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     holder.take(slots=2, capacity=2)
     one, two = waiting(first, capacity=2), waiting(second, capacity=2)
     holder.release(slots=2)
-    one.until("DeleteItem")  # it is granted, and has not left the queue yet
+    one.until("DeleteItem")  # it is granted, and still in the queue
 
     assert owners(world) == ["second"]
     assert woken(two) is not None
@@ -745,7 +743,7 @@ def test_a_waiter_that_has_its_slots_already_is_not_ahead_of_others(world: World
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_waiter_whose_place_was_cleared_away_takes_it_again(world: World, others: int) -> None:
+def test_a_waiter_whose_item_was_deleted_writes_it_again(world: World, others: int) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     holder.take(lease_ms=3_600_000)
     paused = waiting(first)
@@ -759,7 +757,7 @@ def test_a_waiter_whose_place_was_cleared_away_takes_it_again(world: World, othe
     assert owners(world) == ["first", "second"][: 1 + others]
 
 
-def test_a_lock_that_is_forgotten_while_a_ticket_is_drawn_is_taken(world: World) -> None:
+def test_a_lock_that_is_deleted_before_the_ticket_is_taken_is_granted(world: World) -> None:
     holder, host = Host(world, "holder"), Host(world, "b")
     holder.take()
     paused = host.start_acquire().step()  # refused
@@ -771,7 +769,7 @@ def test_a_lock_that_is_forgotten_while_a_ticket_is_drawn_is_taken(world: World)
     assert world.now == 0.0, "without a pause"
 
 
-def test_what_is_no_place_has_no_number() -> None:
+def test_a_text_that_is_no_position_has_ticket_0() -> None:
     assert (ticket_of("50"), ticket_of("50/x"), ticket_of("")) == (0, 0, 0)
 
 
@@ -783,17 +781,17 @@ SEEN = "(attribute_not_exists(#queue_head) OR #queue_head >= :seen_head)"
 
 
 @pytest.mark.parametrize(
-    ("first", "tickets", "mine", "ahead", "following", "condition", "head"),
+    ("seen_head", "last_ticket", "own", "ahead", "following", "condition", "head"),
     [
         # No queue.
         (None, 0, None, False, None, "attribute_not_exists(#queue_head)", ""),
-        # The head is missing although somebody is behind: it is set.
+        # The head is missing although a waiter is behind: it is set.
         (None, 200, None, False, HIGH, "attribute_not_exists(#queue_head)", HIGH),
         # Waiters are ahead: they keep the head.
         (LOW, 200, None, True, None, SEEN, ""),
         # The first waiter takes the lock: the head moves on to the next.
         (LOW, 200, LOW, False, HIGH, SEEN, HIGH),
-        # The last waiter takes it: the head goes, unless somebody drew a ticket.
+        # The last waiter takes it: the head is removed, unless a claimant has taken a ticket.
         (
             LOW, 100, LOW, False, None,
             f"{SEEN} AND #last_ticket = :tickets", None,
@@ -805,26 +803,26 @@ SEEN = "(attribute_not_exists(#queue_head) OR #queue_head >= :seen_head)"
         ),
         # The waiter with the next ticket may not have written its entry yet: the head stays before it.
         (LOW, 101, LOW, False, None, SEEN, head_after(LOW)),
-        # The head would pass places of more urgent waiters.
+        # The head would pass positions of a higher priority.
         (
             URGENT, 300, URGENT, False, HIGH,
             f"{SEEN} AND #last_ticket = :tickets", HIGH,
         ),
     ],
 )  # fmt: skip
-def test_what_a_write_that_takes_the_lock_says_of_the_queue(
-    first: str | None,
-    tickets: int,
-    mine: str | None,
+def test_a_grant_checks_and_updates_the_queue_head(
+    seen_head: str | None,
+    last_ticket: int,
+    own: str | None,
     ahead: bool,
     following: str | None,
     condition: str,
     head: str | None,
 ) -> None:
-    record = replace(a_record(1, 1), queue_head=first, last_ticket=tickets)
-    waiters = [a_waiter(place) for place in (mine or LOW,)]
+    record = replace(a_record(1, 1), queue_head=seen_head, last_ticket=last_ticket)
+    waiters = [a_waiter(place) for place in (own or LOW,)]
 
-    update = head_update_of(record, waiters[0] if mine else None, waiters if ahead else [], following)
+    update = head_update_of(record, waiters[0] if own else None, waiters if ahead else [], following)
 
     assert (update.condition, update.next) == (condition, head)
 
@@ -836,7 +834,7 @@ def a_waiter(place: str) -> Waiter:
     )  # fmt: skip
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- texts ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -854,11 +852,11 @@ def a_waiter(place: str) -> Waiter:
         (122, "122nd"),
     ],
 )
-def test_a_place_is_told_in_english(number: int, text: str) -> None:
+def test_a_position_is_described_in_english(number: int, text: str) -> None:
     assert QueuePosition(KEY, number, 200, None).describe() == f"{text} of 200"
 
 
-def test_what_the_table_says_is_shortened_where_it_is_very_long() -> None:
+def test_a_very_long_text_of_the_table_is_shortened() -> None:
     assert readable("x" * 1000) == "x" * 1000
     assert readable("x" * 1001) == "x" * 1000 + "…"
 
@@ -868,7 +866,7 @@ def test_ten_holders_are_named_and_the_others_counted() -> None:
     assert a_record(11, 0, *map(str, range(11))).describe().endswith("; and 1 more")
 
 
-def test_a_lost_lease_says_who_has_the_lock_now() -> None:
+def test_a_lost_lease_names_the_present_holder() -> None:
     assert "the lock is not locked now" in Lost(None).describe()
     assert "the lock is not locked now" in Lost(a_record(1, 1)).describe()
     assert "Locked by me" in Lost(a_record(1, 0, "b")).describe()
@@ -916,7 +914,7 @@ def test_claims_that_can_hold_a_lock_together(one: int, other: int, together: bo
 def test_a_lease_is_read_from_an_xcom_that_has_all_values() -> None:
     values = {**a_lease("a").as_dict(), "lease_ms": 1, "grace_ms": 1}
     assert Lease.from_dict({**values, "took_over": True}).took_over
-    for name in values.keys() - {"usual_ms"}:  # which an older version does not write
+    for name in values.keys() - {"usual_ms"}:  # older versions do not write it
         with pytest.raises(LockValueError):
             Lease.from_dict({other: value for other, value in values.items() if other != name})
     for name in "lease_ms", "grace_ms":
@@ -929,7 +927,7 @@ def test_a_lease_is_valid_to_the_last_moment(world: World) -> None:
     term = host.term()
     lease = replace(a_lease("a"), term=term)
     term.renewed(host.now(), 30_000)
-    world.now += 26.5  # a holder does without a tenth
+    world.now += 26.5  # a holder does not count on the last tenth of its lease
     lease.check()
     world.now += 0.5
     with pytest.raises(LockLostError, match="no heartbeat has succeeded in time"):

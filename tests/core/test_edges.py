@@ -1,4 +1,4 @@
-"""Edges of the protocol: many dead holders, limits on settings, and processes that see no ``Date`` header."""
+"""Edges of the protocol: many dead holders, limits of settings, and processes that receive no ``Date`` header."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXPRESSION = 4096
 
 
 def dead_holders(world: World, number: int, capacity: int = SHARED) -> None:
-    """A record with that many holders, which then die."""
+    """Store a record with this number of holders, and wait until they are dead."""
     first = Host(world, "holder-0")
     first.take(capacity=capacity)
     item = world.item()
@@ -56,7 +56,7 @@ def longest_expression(world: World) -> int:
 # -- many dead holders ------------------------------------------------------------------------------------------------
 
 
-def test_a_writer_clears_any_number_of_dead_readers(world: World) -> None:
+def test_a_writer_removes_any_number_of_dead_readers(world: World) -> None:
     dead_holders(world, 130)
 
     granted = Host(world, "writer").take()
@@ -67,7 +67,7 @@ def test_a_writer_clears_any_number_of_dead_readers(world: World) -> None:
     assert longest_expression(world) <= EXPRESSION
 
 
-def test_a_semaphore_with_another_capacity_clears_any_number_of_dead_holders(world: World) -> None:
+def test_a_semaphore_of_another_capacity_removes_any_number_of_dead_holders(world: World) -> None:
     dead_holders(world, 130, capacity=130)
 
     assert isinstance(Host(world, "etl").take(capacity=200), Granted)
@@ -75,24 +75,24 @@ def test_a_semaphore_with_another_capacity_clears_any_number_of_dead_holders(wor
     assert longest_expression(world) <= EXPRESSION
 
 
-def test_a_claim_of_many_slots_clears_as_many_dead_holders_as_it_needs(world: World) -> None:
+def test_a_claim_of_many_slots_removes_the_dead_holders_that_it_needs(world: World) -> None:
     dead_holders(world, 130, capacity=130)
 
     assert isinstance(Host(world, "etl").take(slots=130, capacity=130), Granted)
     assert longest_expression(world) <= EXPRESSION
 
 
-def test_readers_clear_dead_readers_so_that_they_do_not_pile_up(world: World) -> None:
+def test_a_reader_removes_all_dead_readers(world: World) -> None:
     dead_holders(world, 30)
 
     granted = Host(world, "reader").take(capacity=SHARED)
 
     assert isinstance(granted, Granted)
-    assert not granted.took_over, "no reader's work is half done"
+    assert not granted.took_over, "a dead reader leaves no half-done work"
     assert set(world.record().holders) == {"reader"}
 
 
-def test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock(world: World) -> None:
+def test_a_heartbeat_while_other_holders_are_removed_keeps_the_lock(world: World) -> None:
     dead_holders(world, 130)
     late = sorted(world.record().holders)[-1]
     writer = Host(world, "writer")
@@ -102,20 +102,20 @@ def test_a_holder_that_beats_while_others_are_cleared_keeps_the_lock(world: Worl
     world.client.update_item(
         TableName=TABLE,
         Key={"key": {"S": KEY}, "entry": {"S": "lock"}},
-        UpdateExpression="SET #holders.#late.#version = :beaten",
+        UpdateExpression="SET #holders.#late.#version = :renewed",
         ExpressionAttributeNames={"#holders": "holders", "#late": late, "#version": "version"},
-        ExpressionAttributeValues={":beaten": {"S": "beaten"}},
+        ExpressionAttributeValues={":renewed": {"S": "renewed"}},
     )
 
     assert isinstance(writing.finish(), Busy)
     assert late in world.record().holders
 
 
-# -- processes that see no Date ---------------------------------------------------------------------------------------
+# -- processes without a Date -----------------------------------------------------------------------------------------
 
 
 def undated(world: World, wall_clock_offset: float) -> Host:
-    """A host whose answers have no ``Date``: a proxy strips it."""
+    """A host whose answers have no ``Date``, because a proxy removes it."""
     host = Host(world, "undated", wall_clock_offset)
 
     def send(request: object) -> object:
@@ -131,7 +131,7 @@ def undated(world: World, wall_clock_offset: float) -> Host:
     return host
 
 
-def test_a_grant_without_a_date_is_not_taken_over_by_those_who_see_dates(world: World) -> None:
+def test_a_grant_without_a_date_is_not_reclaimed_by_a_process_with_dates(world: World) -> None:
     holder = undated(world, -60.0)
     assert isinstance(holder.take(), Granted)
     world.now += 1.0
@@ -151,12 +151,12 @@ def test_later_grants_without_a_date_are_as_safe_and_need_one_request(world: Wor
     assert isinstance(Host(world, "other").take(), Busy)
 
 
-def test_a_token_given_without_a_date_is_never_lowered(world: World) -> None:
+def test_a_token_granted_without_a_date_is_never_lowered(world: World) -> None:
     holder = undated(world, 3600.0)
-    told = holder.take().token
+    token = holder.take().token
     holder.release()
 
-    assert Host(world, "other").take().token > told
+    assert Host(world, "other").take().token > token
 
 
 def test_a_dead_holder_without_a_date_is_found_by_observation(world: World) -> None:
@@ -167,20 +167,20 @@ def test_a_dead_holder_without_a_date_is_found_by_observation(world: World) -> N
     assert isinstance(other.take(), Granted)
 
 
-def test_forget_without_a_date_goes_by_the_hosts_clock(world: World) -> None:
-    """So the hosts' clocks have to be right where a record is deleted (docs/protocol.md)."""
+def test_forget_without_a_date_uses_the_host_clock(world: World) -> None:
+    """Without dates, a record may be deleted only if the hosts' clocks are right (docs/protocol.md)."""
     first = undated(world, 2.0)
-    told = first.take().token
+    token = first.take().token
     first.release()
     waited = world.now
 
     assert undated(world, -2.0).run(undated(world, -2.0).operations.admin.forget(KEY))
 
     assert world.now - waited > 10.0
-    assert undated(world, -2.0).take("next").token > told
+    assert undated(world, -2.0).take("next").token > token
 
 
-# -- a lock that is held for a while --------------------------------------------------------------------------------
+# -- min_hold -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wall_clock_offset", [-3600.0, 3600.0])
@@ -210,7 +210,7 @@ def test_a_first_request_releases_a_lock_that_was_held_long_enough(
     assert Host(world, "another process", wall_clock_offset).release("holder") == Released()
 
     assert world.record().holders == {}
-    assert len(world.sent) == requests + 2, "it asks for the server's time"
+    assert len(world.sent) == requests + 2, "it reads the server's time first"
 
 
 def test_a_first_request_releases_a_lock_without_min_hold_at_once(world: World) -> None:
@@ -254,7 +254,7 @@ def slow(world: World, monkeypatch: pytest.MonkeyPatch) -> Slow:
     return Slow(world.client, monkeypatch)
 
 
-def test_a_lease_that_ran_out_before_its_answer_came_is_given_back_and_acquired_again(slow: Slow) -> None:
+def test_a_lease_that_ran_out_before_its_answer_is_released_and_acquired_again(slow: Slow) -> None:
     locks = LockClient(slow, table=TABLE, lease=10)
     slow.seconds = iter([11.0])
 
@@ -264,7 +264,7 @@ def test_a_lease_that_ran_out_before_its_answer_came_is_given_back_and_acquired_
     assert len(locks.get(KEY).holders) == 1  # type: ignore[union-attr]
 
 
-def test_an_acquire_whose_every_answer_comes_too_late_times_out_and_holds_nothing(slow: Slow) -> None:
+def test_an_acquire_times_out_without_a_lease_if_every_answer_is_late(slow: Slow) -> None:
     locks = LockClient(slow, table=TABLE, lease=10)
     slow.seconds = repeat(11.0)
 
@@ -274,7 +274,7 @@ def test_an_acquire_whose_every_answer_comes_too_late_times_out_and_holds_nothin
     assert not locks.get(KEY).holders  # type: ignore[union-attr]
 
 
-def test_try_acquire_tries_a_second_time_if_the_answer_comes_too_late(slow: Slow) -> None:
+def test_try_acquire_retries_once_if_the_answer_is_late(slow: Slow) -> None:
     locks = LockClient(slow, table=TABLE, lease=10)
     slow.seconds = iter([11.0])
     lease = locks.try_acquire(KEY)
@@ -289,8 +289,8 @@ def test_try_acquire_tries_a_second_time_if_the_answer_comes_too_late(slow: Slow
         assert raised.value.maybe_applied == bool(left)
 
 
-def test_a_late_answer_to_a_lease_id_of_the_callers_own_is_not_given_back(slow: Slow) -> None:
-    """Another process may work under that id: acquiring again finds its lease."""
+def test_a_late_grant_with_the_callers_lease_id_is_not_released(slow: Slow) -> None:
+    """Another process may work under that id. The next attempt finds its lease."""
     locks = LockClient(slow, table=TABLE, lease=10)
     slow.seconds = iter([11.0])
 
@@ -300,7 +300,7 @@ def test_a_late_answer_to_a_lease_id_of_the_callers_own_is_not_given_back(slow: 
     assert list(locks.get(KEY).holders) == ["mine"]  # type: ignore[union-attr]
 
 
-def test_a_lease_counts_no_more_from_before_its_release_is_sent(slow: Slow) -> None:
+def test_a_lease_is_lost_before_its_release_is_sent(slow: Slow) -> None:
     locks = LockClient(slow, table=TABLE, lease=30)
     lease = locks.acquire(KEY)
     left: list[float] = []
@@ -313,7 +313,7 @@ def test_a_lease_counts_no_more_from_before_its_release_is_sent(slow: Slow) -> N
         lease.check()
 
 
-def test_a_lease_counts_no_more_from_before_the_leave_that_releases_it_is_sent(slow: Slow) -> None:
+def test_a_lease_is_lost_before_a_leave_that_releases_it_is_sent(slow: Slow) -> None:
     locks = LockClient(slow, table=TABLE, lease=30)
     lease = locks.enter(locks.acquire(KEY), "pid-1")
     left: list[float] = []
@@ -335,58 +335,56 @@ def test_a_release_that_fails_can_be_repeated(slow: Slow) -> None:
     assert locks.release(lease)
 
 
-def test_a_reentrant_lease_is_not_handed_out_while_another_thread_gives_it_back(slow: Slow) -> None:
+def test_a_reentrant_lease_is_not_returned_while_another_thread_releases_it(slow: Slow) -> None:
     locks = LockClient(slow, table=TABLE, lease=30)
     core, options = locks._core, ClaimOptions(reentrant=True)
 
     def clock() -> float:
-        """Read while the lease is looked up: the other thread has half a second to come in between."""
-        if gives_back.ident is None:
-            gives_back.start()
-            gives_back.join(0.5)
+        """Called while the lease is looked up. It gives the other thread half a second to release the lease."""
+        if releasing.ident is None:
+            releasing.start()
+            releasing.join(0.5)
         return slow.now
 
-    def give_back() -> None:
+    def release() -> None:
         if core.reentrant.count_release(lease) is None:
             term.lose("it was released")
 
-    gives_back, term = threading.Thread(target=give_back), Term(clock)
+    releasing, term = threading.Thread(target=release), Term(clock)
     lease = replace(locks.acquire(KEY, **options), term=term)
     term.renewed(slow.now, 30_000)
     core.reentrant.add(lease)
 
     again = core.reentrant.again(core.claims.of(KEY, options)[0])
 
-    gives_back.join()
+    releasing.join()
     assert again is not None
     assert again.remaining()
 
 
-# -- a server time that was told long ago ---------------------------------------------------------------------------
+# -- an outdated server time ------------------------------------------------------------------------------------------
 
 WEEK = 7 * 24 * 3600.0
 
 
-@pytest.mark.parametrize("what", ["enter", "heartbeat", "abandon", "the heartbeat of a set"])
-def test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_the_holder_lives(
-    world: World, what: str
-) -> None:
-    """Its clock runs slow by a twentieth, so that its estimate of the server's time is hours behind."""
+@pytest.mark.parametrize("what", ["enter", "heartbeat", "drain", "the heartbeat of a set"])
+def test_a_process_suspended_for_a_week_reads_server_time_before_it_writes(world: World, what: str) -> None:
+    """Its clock is slow by 5 %, so its estimate of server time is hours behind."""
     sleeper, holder = Host(world, "sleeper", clock_rate=0.95), Host(world, "holder")
     for key in (KEY, "b"):
         holder.run(holder.operations.attempting.try_acquire(holder.claim(key=key), owns_lease_id=False))
-    if what == "abandon":
+    if what == "drain":
         holder.enter("another process")
     lease = a_lease("holder")
     sleeper.run(sleeper.operations.requests.get(KEY))
-    world.now += WEEK  # everybody sleeps
+    world.now += WEEK  # all hosts are suspended
 
     match what:
         case "enter":
             operation: Any = sleeper.operations.renewing.renew(KEY, "holder", 15_000, Enter("process"))
         case "heartbeat":
             operation = sleeper.operations.renewing.renew(KEY, "holder", 30_000, Heartbeat())
-        case "abandon":
+        case "drain":
             operation = sleeper.operations.releasing.release(KEY, "holder", 1, 15_000, confirmed=True)
         case _:
             operation = sleeper.operations.renewing.renew_all([lease, replace(lease, key="b")], Heartbeat())
@@ -399,14 +397,14 @@ def test_a_process_that_slept_for_a_week_asks_for_the_time_before_it_shows_that_
 
 
 @pytest.mark.parametrize("priority", [0, -1, -5])
-def test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come(world: World, priority: int) -> None:
-    """The next in the queue is less urgent, so the place of a new waiter may be before it."""
+def test_a_grant_does_not_advance_the_head_past_a_new_waiter(world: World, priority: int) -> None:
+    """The next waiter has a lower priority, so the position of a new waiter may be before it."""
     holder, first, last, new = (Host(world, name) for name in ("holder", "first", "last", "new"))
     holder.take()
     one = waiting(first)
     waiting(last, priority=-5)
     holder.release()
-    one.step().step()  # it has seen the queue, and is about to take the lock
+    one.step().step()  # it has read the queue, and is about to take the lock
     waiting(new, priority=priority)
 
     assert woken(one) is not None
@@ -422,13 +420,13 @@ def test_a_grant_does_not_move_the_head_past_a_waiter_that_has_just_come(world: 
 
 
 @pytest.mark.parametrize("skew", [0, 4.9])
-def test_a_clock_skew_too_small_for_the_argument_is_refused(skew: float) -> None:
+def test_a_max_clock_skew_below_the_minimum_is_refused(skew: float) -> None:
     with pytest.raises(LockValueError, match="max_clock_skew must be at least 5 s"):
         LockClient(None, table="locks", max_clock_skew=skew)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_a_lease_beside_others_lasts_no_longer_than_a_record_is_kept(slots: int) -> None:
+def test_a_lease_of_a_semaphore_lasts_no_longer_than_a_record_is_kept(slots: int) -> None:
     """Also a lease of all slots: `set_capacity` may add slots while it is held."""
     client = LockClient(None, table="locks", lease=8 * 86_400)
     for lease in ({}, {"lease": 9 * 86_400}):
@@ -439,7 +437,7 @@ def test_a_lease_beside_others_lasts_no_longer_than_a_record_is_kept(slots: int)
 
 
 @pytest.mark.parametrize("option", ["release_grace", "min_hold"])
-def test_nothing_lasts_longer_than_a_record_is_kept(option: str) -> None:
+def test_no_option_lasts_longer_than_a_record_is_kept(option: str) -> None:
     with pytest.raises(LockValueError, match=f"{option} must be .* at most 604800 s"):
         LockClient(None, table="locks").try_acquire(KEY, **{option: 8 * 86_400})  # type: ignore[call-overload]
 
@@ -447,8 +445,8 @@ def test_nothing_lasts_longer_than_a_record_is_kept(option: str) -> None:
 # -- a wrong Date -----------------------------------------------------------------------------------------------------
 
 
-def seen_to_beat(world: World, after: float) -> Host:
-    """A host that looked at the lock those seconds before its holder sent the last heartbeat."""
+def an_observer(world: World, after: float) -> Host:
+    """Return a host that read the lock this many seconds before the holder's last heartbeat."""
     holder, other = Host(world, "holder"), Host(world, "other")
     holder.take()
     other.take()
@@ -457,23 +455,23 @@ def seen_to_beat(world: World, after: float) -> Host:
     return other
 
 
-def test_a_holder_seen_to_beat_is_not_taken_for_dead_by_a_wrong_date(world: World) -> None:
-    other = seen_to_beat(world, after=5.0)
+def test_a_holder_with_an_observed_heartbeat_is_not_dead_by_a_wrong_date(world: World) -> None:
+    other = an_observer(world, after=5.0)
     world.server_clock_offset = lambda: 120.0
 
     assert isinstance(other.take(), Busy)
     world.now += 31.0
-    assert isinstance(other.take(), Granted), "it has been silent for a lease"
+    assert isinstance(other.take(), Granted), "no heartbeat for a whole lease"
 
 
-def test_a_holder_that_died_long_after_the_last_look_is_taken_over_at_once(world: World) -> None:
-    other = seen_to_beat(world, after=25.0)
+def test_a_holder_that_died_long_after_the_last_read_is_reclaimed_at_once(world: World) -> None:
+    other = an_observer(world, after=25.0)
     world.now += 3600.0
 
     assert isinstance(other.take(), Granted)
 
 
-def test_a_holder_whose_answers_have_lost_their_date_does_not_ask_for_ever(world: World) -> None:
+def test_a_heartbeat_whose_answers_have_lost_their_date_is_an_error(world: World) -> None:
     holder = Host(world, "holder")
     holder.take()
     world.dates = False

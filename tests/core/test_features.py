@@ -1,4 +1,4 @@
-"""What a table format cannot do is an error before anything is written. Locks and waiters as values for JSON."""
+"""Claims that a table format cannot store are errors before any write. Locks and waiters as values for JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLAIM = Claim("k", "me", "owner", 30_000, 15_000)
 NATIVE, FOREIGN = NativeFormat("locks"), format_of("awsflock", "locks", 10_000)
 
 
-def test_a_plain_claim_fits_each_format_and_queues_only_where_there_are_queues() -> None:
+def test_a_plain_claim_fits_each_format_and_is_fair_only_with_queues() -> None:
     assert checked_claim(NATIVE, CLAIM) == CLAIM
     assert checked_claim(FOREIGN, CLAIM) == replace(CLAIM, fair=False)
     assert LockSpec().priority == 0

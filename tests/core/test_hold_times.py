@@ -1,4 +1,4 @@
-"""How long leases are usually held: what releases write of it, and what waiters expect because of it."""
+"""Usual hold times: the mean that releases write to the record, and the waits that queued claimants expect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.core.test_queue import waiting
 MIN = 60_000
 NOW = 1_795_000_000_000
 
-# -- what a release leaves in the record ----------------------------------------------------------------------------
+# -- the mean in the record -----------------------------------------------------------------------------------------
 
 
 def release(host: Host, granted: Granted) -> Released | Draining | Lost:
@@ -33,7 +33,7 @@ def release(host: Host, granted: Granted) -> Released | Draining | Lost:
 
 
 def hold(world: World, host: Host, minutes: float, **options: Any) -> None:
-    """Acquire the lock, hold it for that long, and release it."""
+    """Acquire the lock, hold it for this many minutes, and release it."""
     granted = host.take(**options)
     world.now += minutes * 60
     host.heartbeat()
@@ -152,13 +152,13 @@ def test_the_leases_of_a_set_count_each_for_its_own_lock(world: World, host: Hos
     assert [world.record(key).usual_ms for key in keys] == pytest.approx([60_000] * 2, abs=2000)
 
 
-def test_an_older_version_keeps_the_mean_of_others(world: World, host: Host) -> None:
+def test_a_release_by_an_older_version_keeps_the_mean(world: World, host: Host) -> None:
     hold(world, host, 4)
     host.take()
     world.now += 600
     host.heartbeat()
 
-    assert host.release() == Released(), "without a hold time, as a version that does not know the attribute"
+    assert host.release() == Released(), "without a hold time, as older versions release"
 
     assert usual(world) == 4
 
@@ -178,7 +178,7 @@ def test_a_damaged_mean_counts_as_unknown_and_is_replaced(world: World, host: Ho
     assert usual(world) == 12
 
 
-def test_times_that_cannot_be_right_leave_the_mean_as_it_is() -> None:
+def test_impossible_times_do_not_change_the_mean() -> None:
     assert Hold("me", NOW, 4 * MIN).mean(NOW - ESTIMATES_DIFFER_MS - 1) is None
     assert Hold("me", NOW, None).mean(NOW) == 0
     assert Hold("me", NOW, 8).mean(NOW) == 7
@@ -188,7 +188,7 @@ def test_a_short_lease_that_seems_to_end_before_its_grant_counts_as_0() -> None:
     assert Hold("me", NOW, 8).mean(NOW - ESTIMATES_DIFFER_MS) == 7
 
 
-def test_a_lease_takes_the_mean_with_it_to_the_process_that_releases_it(world: World, host: Host) -> None:
+def test_a_lease_carries_the_mean_to_the_process_that_releases_it(world: World, host: Host) -> None:
     hold(world, host, 4)
     lease = lease_of(host.take(), host.term())
     assert lease.usual_ms == pytest.approx(4 * MIN, abs=2000)
@@ -203,11 +203,11 @@ def test_a_lease_that_an_older_version_has_stored_has_no_mean(world: World, host
         Lease.from_dict({**values, "usual_ms": "long"})
 
 
-# -- what a waiter expects ------------------------------------------------------------------------------------------
+# -- expected waits -------------------------------------------------------------------------------------------------
 
 
 def holder(since: float = 0, **changed: Any) -> Holder:
-    """A holder that has held its slots for that many minutes."""
+    """A holder that has held its slots for this many minutes."""
     return a_holder(**{"acquired_at_ms": NOW - round(since * MIN), **changed})
 
 
@@ -244,11 +244,11 @@ READER = waiter(1, SHARED)
     [
         (record(holder()), [waiter()] * 3, [4, 8, 12]),
         (record(holder(since=3)), [waiter()] * 3, [1, 5, 9]),
-        # A holder that has held the lock for longer than usual may end at any moment.
+        # A holder that has held the lock for longer than usual may release it at any moment.
         (record(holder(since=9)), [waiter()] * 3, [None, 4, 8]),
-        # So may the first waiter for a free lock be granted it.
+        # The first waiter for a free lock may be granted it at any moment.
         (record(), [waiter()] * 2, [None, 4]),
-        # Nothing is known.
+        # No hold time is known.
         (record(holder(), usual_minutes=None), [waiter()] * 2, [None, None]),
         (None, [waiter()], [None]),
         (record(holder()), [], []),
@@ -262,7 +262,7 @@ READER = waiter(1, SHARED)
         (record(holder(3), capacity=3), [waiter(2, 3)] * 2 + [waiter(1, 3)], [None, 4, 4]),
         # A waiter for all slots makes those behind it wait.
         (record(holder(3), holder(1), capacity=3), [waiter(3, 3), waiter(1, 3)], [3, 7]),
-        # Readers go together, before and after a writer.
+        # Readers are granted together, before and after a writer.
         (record(holder()), [READER, READER, waiter(), READER, READER], [4, 4, 8, 12, 12]),
         (record(holder(3), holder(1), capacity=SHARED), [waiter(), READER], [3, 7]),
         # A pinned capacity counts for all, also if it was set below what is held.
@@ -270,7 +270,7 @@ READER = waiter(1, SHARED)
         (record(holder(3), holder(1), capacity=1, capacity_pinned=True), [waiter(1, 2)], [3]),
     ],
 )
-def test_a_waiter_expects_that_leases_are_held_as_long_as_usual(
+def test_expected_waits_assume_the_usual_hold_time(
     lock: LockRecord | None, waiters: Sequence[Waiter], waits: list[float | None]
 ) -> None:
     assert expected(lock, waiters) == waits
@@ -301,7 +301,7 @@ def test_the_queue_is_read_with_the_lock_in_one_request(world: World) -> None:
     assert positions == ["1st of 2, about 4 min", "2nd of 2, about 8 min, behind b"]
 
 
-def test_a_position_without_an_expected_wait_says_nothing_of_it() -> None:
+def test_a_position_without_an_expected_wait_is_described() -> None:
     assert QueuePosition(KEY, 3, 5, None).describe() == "3rd of 5"
     assert QueuePosition(KEY, 3, 5, None, 12 * MIN).describe() == "3rd of 5, about 12 min"
 

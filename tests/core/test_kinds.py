@@ -1,4 +1,4 @@
-"""Locks of other kinds: shared ones, semaphores whose capacity is set, and those that are held for a while at least."""
+"""Other kinds of locks: shared locks, semaphores with a pinned capacity, and locks with `min_hold`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def set_capacity(host: Host, capacity: int | None) -> LockRecord:
 # -- shared and exclusive ---------------------------------------------------------------------------------------------
 
 
-def test_those_who_share_hold_it_together_and_with_nobody_else(world: World) -> None:
+def test_readers_hold_a_lock_together_and_exclude_writers(world: World) -> None:
     readers = [Host(world, f"reader {number}") for number in range(3)]
     tokens = {share(reader).token for reader in readers}
     assert len(tokens) == 3
@@ -44,7 +44,7 @@ def test_those_who_share_hold_it_together_and_with_nobody_else(world: World) -> 
     assert world.record().mode == "exclusive"
 
 
-def test_a_shared_lock_takes_the_place_of_a_dead_writer_and_a_writer_that_of_dead_readers(
+def test_readers_reclaim_a_dead_writer_and_a_writer_reclaims_dead_readers(
     world: World,
 ) -> None:
     Host(world, "writer").take()
@@ -61,7 +61,7 @@ def test_a_shared_lock_takes_the_place_of_a_dead_writer_and_a_writer_that_of_dea
     assert len(writer.reclaimed) == 2
 
 
-def test_a_waiting_writer_is_not_starved_by_readers_that_keep_coming(world: World) -> None:
+def test_new_readers_do_not_overtake_a_waiting_writer(world: World) -> None:
     first, writer, second = (Host(world, name) for name in ("reader", "writer", "another reader"))
     share(first)
     waits = waiting(writer)
@@ -91,10 +91,10 @@ def test_a_shared_lock_is_not_used_as_a_semaphore(world: World) -> None:
         Host(world, "etl").take(capacity=3)
 
 
-# -- a capacity that was set ------------------------------------------------------------------------------------------
+# -- pinned capacity --------------------------------------------------------------------------------------------------
 
 
-def test_a_semaphore_that_is_held_gets_more_slots(world: World) -> None:
+def test_the_capacity_of_a_held_semaphore_is_raised(world: World) -> None:
     holder, other = Host(world, "holder"), Host(world, "other")
     holder.take(slots=2, capacity=2)
     assert isinstance(other.take(capacity=2), Busy)
@@ -106,7 +106,7 @@ def test_a_semaphore_that_is_held_gets_more_slots(world: World) -> None:
     assert isinstance(Host(world, "third").take(capacity=2), Busy)
 
 
-def test_a_semaphore_that_is_held_gets_fewer_slots_and_nobody_loses_a_lease(world: World) -> None:
+def test_the_capacity_of_a_held_semaphore_is_lowered_without_a_lost_lease(world: World) -> None:
     holders = [Host(world, f"holder {number}") for number in range(3)]
     for holder in holders:
         holder.take(capacity=3)
@@ -121,9 +121,9 @@ def test_a_semaphore_that_is_held_gets_fewer_slots_and_nobody_loses_a_lease(worl
     assert isinstance(Host(world, "another").take(capacity=3), Busy)
 
 
-def test_a_capacity_that_was_set_counts_until_it_is_taken_back(world: World) -> None:
+def test_a_pinned_capacity_counts_until_it_is_unset(world: World) -> None:
     operator, holder = Host(world, "operator"), Host(world, "holder")
-    set_capacity(operator, 2)  # of a lock never used before
+    set_capacity(operator, 2)  # of a lock without a record
     for _ in range(2):
         holder.take(capacity=5)
         assert world.record().capacity == 2
@@ -135,14 +135,14 @@ def test_a_capacity_that_was_set_counts_until_it_is_taken_back(world: World) -> 
     assert world.record().capacity == 5
 
 
-def test_more_slots_than_the_capacity_that_was_set_are_refused(world: World) -> None:
+def test_more_slots_than_the_pinned_capacity_are_refused(world: World) -> None:
     set_capacity(Host(world, "operator"), 2)
 
     with pytest.raises(LockValueError, match=r"3 slots can never be free in the lock .*set to 2"):
         Host(world, "etl").take(slots=3, capacity=5)
 
 
-def test_a_lock_whose_capacity_was_set_is_no_plain_lock(world: World) -> None:
+def test_a_plain_claim_is_refused_by_a_pinned_lock(world: World) -> None:
     set_capacity(Host(world, "operator"), 2)
 
     with pytest.raises(
@@ -152,8 +152,8 @@ def test_a_lock_whose_capacity_was_set_is_no_plain_lock(world: World) -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, SHARED])
-def test_nor_if_the_capacity_that_was_set_is_that_of_one(world: World, capacity: int) -> None:
-    """Else its holder would have to share it, once more slots were made."""
+def test_a_pinned_lock_refuses_a_plain_or_shared_claim_of_its_capacity(world: World, capacity: int) -> None:
+    """If the capacity were raised later, an exclusive holder would share the lock."""
     operator, semaphore = Host(world, "operator"), Host(world, "semaphore")
     set_capacity(operator, capacity)
 
@@ -164,7 +164,7 @@ def test_nor_if_the_capacity_that_was_set_is_that_of_one(world: World, capacity:
     assert isinstance(Host(world, "another").take(capacity=3), Granted)
 
 
-def test_a_capacity_is_taken_back_when_nobody_counts_on_it(world: World) -> None:
+def test_a_capacity_is_unset_only_while_the_lock_has_no_holder(world: World) -> None:
     operator, holder, waiter = (Host(world, name) for name in ("operator", "holder", "waiter"))
     set_capacity(operator, 1)
     holder.take(capacity=5)
@@ -175,7 +175,7 @@ def test_a_capacity_is_taken_back_when_nobody_counts_on_it(world: World) -> None
     ):
         set_capacity(operator, None)
 
-    assert woken(waits) is None, "it waits on"
+    assert woken(waits) is None, "it still waits"
     holder.release()
     assert woken(waits) is not None
     waiter.release()
@@ -183,7 +183,7 @@ def test_a_capacity_is_taken_back_when_nobody_counts_on_it(world: World) -> None
     assert isinstance(holder.take(capacity=5), Granted)
 
 
-def test_who_waits_for_a_semaphore_is_not_overtaken_when_it_gets_more_slots(world: World) -> None:
+def test_waiters_are_granted_in_order_when_the_capacity_is_raised(world: World) -> None:
     for number in range(3):
         Host(world, f"holder {number}").take(capacity=3, lease_ms=3_600_000)
     waits = [waiting(Host(world, f"waiter {number}"), capacity=3, lease_ms=3_600_000) for number in range(50)]
@@ -194,27 +194,29 @@ def test_who_waits_for_a_semaphore_is_not_overtaken_when_it_gets_more_slots(worl
     assert [number for number, each in enumerate(waits) if woken(each) is not None] == list(range(30))
 
 
-def test_what_can_never_be_free_is_not_waited_for(world: World) -> None:
+def test_a_wait_for_more_slots_than_the_capacity_is_an_error(world: World) -> None:
     set_capacity(Host(world, "operator"), 3)
-    looker = Host(world, "looker")
+    observer = Host(world, "observer")
 
-    _, room = looker.run(looker.operations.acquiring.look(KEY, 3, None))
-    assert room
+    _, free = observer.run(observer.operations.acquiring.look(KEY, 3, None))
+    assert free
     with pytest.raises(LockValueError, match="5 slots can never be free"):
-        looker.run(looker.operations.acquiring.look(KEY, 5, None))
+        observer.run(observer.operations.acquiring.look(KEY, 5, None))
 
 
-def test_who_would_share_a_lock_that_is_in_use_as_a_semaphore_sees_no_room(world: World) -> None:
-    holder, looker = Host(world, "holder"), Host(world, "looker")
+def test_a_semaphore_in_use_has_no_free_slot_for_a_reader(world: World) -> None:
+    holder, observer = Host(world, "holder"), Host(world, "observer")
     holder.take(capacity=3)
 
-    assert not looker.run(looker.operations.acquiring.look(KEY, 1, SHARED))[1]
+    assert not observer.run(observer.operations.acquiring.look(KEY, 1, SHARED))[1]
     holder.release()
-    assert looker.run(looker.operations.acquiring.look(KEY, 1, SHARED))[1]
+    assert observer.run(observer.operations.acquiring.look(KEY, 1, SHARED))[1]
 
 
 @pytest.mark.parametrize(("capacity", "kind"), [(1, "a plain lock"), (SHARED, "a shared lock")])
-def test_who_counts_on_being_alone_is_not_made_to_share(world: World, capacity: int, kind: str) -> None:
+def test_the_capacity_of_a_held_plain_or_shared_lock_is_not_set(
+    world: World, capacity: int, kind: str
+) -> None:
     Host(world, "etl").take(capacity=capacity)
     before = world.item()
 
@@ -223,7 +225,7 @@ def test_who_counts_on_being_alone_is_not_made_to_share(world: World, capacity: 
     assert world.item() == before
 
 
-def test_the_dead_of_a_semaphore_whose_capacity_was_set_are_reclaimed(world: World) -> None:
+def test_dead_holders_of_a_pinned_semaphore_are_reclaimed(world: World) -> None:
     Host(world, "holder").take(slots=2, capacity=2)
     set_capacity(Host(world, "operator"), 4)
     world.now += 60.0
@@ -234,7 +236,7 @@ def test_the_dead_of_a_semaphore_whose_capacity_was_set_are_reclaimed(world: Wor
     assert (world.record().capacity, world.record().available) == (4, 1)
 
 
-def test_one_of_the_dead_makes_place_in_a_semaphore_that_has_fewer_slots_than_are_held(world: World) -> None:
+def test_a_claim_reclaims_one_dead_holder_if_more_is_held_than_the_capacity(world: World) -> None:
     Host(world, "three").take(slots=3, capacity=5)
     Host(world, "two").take(slots=2, capacity=5)
     set_capacity(Host(world, "operator"), 4)
@@ -243,14 +245,14 @@ def test_one_of_the_dead_makes_place_in_a_semaphore_that_has_fewer_slots_than_ar
     granted = Host(world, "other").take(slots=2, capacity=5)
 
     assert isinstance(granted, Granted)
-    assert len(granted.reclaimed) == 1, "with its three slots there are enough"
+    assert len(granted.reclaimed) == 1, "the three slots of the first holder are enough"
     assert (world.record().capacity, world.record().available) == (4, 0)
 
 
-# -- held for a while at least ----------------------------------------------------------------------------------------
+# -- min_hold ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_is_not_handed_on_before_it_was_held_long_enough(world: World) -> None:
+def test_a_lock_is_not_granted_again_before_its_min_hold(world: World) -> None:
     holder, other = Host(world, "holder"), Host(world, "other")
     holder.take(min_hold_ms=20_000)
     world.now += 5.0
@@ -267,11 +269,11 @@ def test_a_lock_is_not_handed_on_before_it_was_held_long_enough(world: World) ->
     world.now += 3.0
     granted = other.take()
     assert isinstance(granted, Granted)
-    assert not granted.took_over, "nobody has died"
+    assert not granted.took_over, "no holder has died"
     assert granted.reclaimed == ()
 
 
-def test_a_lock_that_was_held_long_enough_is_released_with_one_request(world: World) -> None:
+def test_a_release_after_min_hold_needs_one_request(world: World) -> None:
     holder = Host(world, "holder")
     holder.take(min_hold_ms=20_000)
     world.now += 21.0
@@ -281,7 +283,7 @@ def test_a_lock_that_was_held_long_enough_is_released_with_one_request(world: Wo
     assert world.actions() == ["UpdateItem"]
 
 
-def test_a_release_before_the_time_whose_answer_is_lost_is_none_the_less_one(world: World) -> None:
+def test_a_repeated_release_during_min_hold_is_a_release(world: World) -> None:
     holder = Host(world, "holder")
     holder.take(min_hold_ms=20_000)
     assert isinstance(holder.release(), Released)
@@ -292,7 +294,7 @@ def test_a_release_before_the_time_whose_answer_is_lost_is_none_the_less_one(wor
     assert again.hold_until_ms is not None
 
 
-def test_a_grant_that_nobody_was_told_of_is_not_held_for_a_while(world: World) -> None:
+def test_a_grant_that_no_caller_received_has_no_min_hold(world: World) -> None:
     world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
         Host(world, "unlucky").take(min_hold_ms=60_000, owns_lease_id=True)
@@ -300,21 +302,21 @@ def test_a_grant_that_nobody_was_told_of_is_not_held_for_a_while(world: World) -
     assert isinstance(Host(world, "next").take(), Granted)
 
 
-def test_a_resting_lease_is_kept_alive_by_nobody(world: World) -> None:
+def test_a_lease_that_cools_down_is_not_renewed(world: World) -> None:
     holder, other = Host(world, "holder"), Host(world, "other")
     holder.take(min_hold_ms=20_000)
-    keeper = holder.start(holder.operations.renewing.keep_for_processes([a_lease("holder")], 5.0))
-    keeper.step()
+    heartbeats = holder.start(holder.operations.renewing.keep_for_processes([a_lease("holder")], 5.0))
+    heartbeats.step()
     holder.release()
-    while keeper.effect is not None and world.now < 100.0:
-        keeper.step()
+    while heartbeats.effect is not None and world.now < 100.0:
+        heartbeats.step()
 
-    assert keeper.effect is None
+    assert heartbeats.effect is None
     world.now += 21.0
     assert isinstance(other.take(), Granted)
 
 
-def test_with_processes_inside_it_is_abandoned_and_rests_when_the_last_has_left(world: World) -> None:
+def test_a_lease_with_a_process_inside_drains_and_then_cools_down(world: World) -> None:
     holder, other = Host(world, "holder"), Host(world, "other")
     holder.take(min_hold_ms=20_000)
     holder.enter("pid-1")
@@ -328,10 +330,10 @@ def test_with_processes_inside_it_is_abandoned_and_rests_when_the_last_has_left(
     assert isinstance(other.take(), Granted)
 
 
-# -- taken from the dead ----------------------------------------------------------------------------------------------
+# -- took_over --------------------------------------------------------------------------------------------------------
 
 
-def test_who_takes_over_from_the_dead_is_told_so_also_by_a_second_try(world: World) -> None:
+def test_a_repeated_attempt_after_a_reclaim_is_marked_as_took_over(world: World) -> None:
     Host(world, "dead").take()
     world.now += 60.0
     winner = Host(world, "winner")
@@ -340,7 +342,7 @@ def test_who_takes_over_from_the_dead_is_told_so_also_by_a_second_try(world: Wor
     operation = winner.start(winner.operations.attempting.try_acquire(claim, owns_lease_id=False))
     operation.step()  # refused, as it is held
     world.faults.append(LOST)
-    with pytest.raises(Exception, match="broke"):
+    with pytest.raises(LockUnavailableError, match="broke"):
         operation.finish()
 
     granted = winner.take()

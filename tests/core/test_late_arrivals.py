@@ -1,6 +1,6 @@
-"""Writes that arrive long after they were sent, when the lock has moved on: they change nothing.
+"""Writes that arrive long after they were sent change nothing, if the lock has changed meanwhile.
 
-A network may keep a request for as long as it likes, while its sender has given it up and tried again.
+A network may delay a request for any time, while its sender has timed out and retried.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ def host(world: World) -> Host:
     return Host(world, "a")
 
 
-# -- signs of life --------------------------------------------------------------------------------------------------
+# -- renewals -------------------------------------------------------------------------------------------------------
 
 
-SIGNS_OF_LIFE: dict[str, Callable[[Host], Request]] = {
+RENEWALS: dict[str, Callable[[Host], Request]] = {
     "a heartbeat": lambda host: host.operations.requests.format.renew(
         KEY, "a", 30_000, host.stamp(), Heartbeat()
     ),
-    "a keeper's": lambda host: host.operations.requests.format.renew(
+    "a heartbeat task's": lambda host: host.operations.requests.format.renew(
         KEY, "a", 30_000, host.stamp(), Change()
     ),
     "an enter": lambda host: host.operations.requests.format.renew(
         KEY, "a", 15_000, host.stamp(), Enter("pid-1")
     ),
-    "an abandon": lambda host: host.operations.requests.format.renew(KEY, "a", 15_000, host.stamp(), Drain()),
+    "a drain": lambda host: host.operations.requests.format.renew(KEY, "a", 15_000, host.stamp(), Drain()),
 }
 
 
-@pytest.mark.parametrize("sign_of_life", SIGNS_OF_LIFE.values(), ids=SIGNS_OF_LIFE.keys())
-def test_a_sign_of_life_that_newer_ones_have_overtaken_changes_nothing(
-    world: World, host: Host, sign_of_life: Callable[[Host], Request]
+@pytest.mark.parametrize("renewal", RENEWALS.values(), ids=RENEWALS.keys())
+def test_a_renewal_that_arrives_after_newer_ones_changes_nothing(
+    world: World, host: Host, renewal: Callable[[Host], Request]
 ) -> None:
     host.take()
-    late = sign_of_life(host)
+    late = renewal(host)
     world.now += 10.0
     host.heartbeat()
     before = world.item()
@@ -54,7 +54,7 @@ def test_a_sign_of_life_that_newer_ones_have_overtaken_changes_nothing(
 
 
 def test_a_late_heartbeat_does_not_make_a_live_holder_look_dead(world: World, host: Host) -> None:
-    """It put a stamp of 41 s ago in the place of one of a second ago."""
+    """It would replace a stamp of a second ago by one of 41 s ago."""
     host.take()
     late = host.operations.requests.format.renew(KEY, "a", 30_000, host.stamp(), Heartbeat())
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_a_late_heartbeat_does_not_make_a_live_holder_look_dead(world: World, ho
     assert isinstance(Host(world, "b").take(), Busy)
 
 
-def test_two_whose_estimates_differ_by_less_than_two_seconds_need_one_request_each(
+def test_hosts_whose_estimates_differ_by_less_than_two_seconds_send_one_request_each(
     world: World, host: Host
 ) -> None:
     host.take()
@@ -78,7 +78,7 @@ def test_two_whose_estimates_differ_by_less_than_two_seconds_need_one_request_ea
     assert world.actions() == ["UpdateItem"] * 2
 
 
-def test_a_beat_whose_clock_is_behind_the_last_writers_is_written_again_and_counts(
+def test_a_heartbeat_of_a_host_behind_the_last_writer_is_written_again_and_counts(
     world: World, host: Host
 ) -> None:
     host.take()
@@ -96,7 +96,7 @@ def test_a_beat_whose_clock_is_behind_the_last_writers_is_written_again_and_coun
     assert renewed.holder.renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
 
 
-def test_a_beat_counts_although_the_servers_that_answer_it_stay_behind(world: World, host: Host) -> None:
+def test_a_heartbeat_counts_although_the_servers_that_answer_stay_behind(world: World, host: Host) -> None:
     host.take()
     world.server_clock_offset = lambda: -8.0
     other = _behind(world, "b", 8.0)
@@ -105,7 +105,7 @@ def test_a_beat_counts_although_the_servers_that_answer_it_stay_behind(world: Wo
     assert world.record().holders["a"].version == other.stamps[-1].version
 
 
-def test_after_a_process_without_the_servers_time_has_entered_the_next_beat_restores_the_stamp(
+def test_after_a_process_without_server_time_has_entered_a_heartbeat_restores_the_stamp(
     world: World, host: Host
 ) -> None:
     host.take()
@@ -118,11 +118,11 @@ def test_after_a_process_without_the_servers_time_has_entered_the_next_beat_rest
     assert world.record().holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
 
     assert isinstance(host.heartbeat(), Renewed)
-    assert world.actions() == ["UpdateItem"] * 3, "now there is one to compare with again"
+    assert world.actions() == ["UpdateItem"] * 3, "the record has a stamp to compare with again"
 
 
-def test_a_first_write_that_arrives_twice_does_not_bring_its_version_back(world: World) -> None:
-    """Else a late beat that is conditional on that version would succeed. (Found by a simulated history.)"""
+def test_a_first_write_that_arrives_twice_does_not_restore_its_version(world: World) -> None:
+    """Otherwise a late heartbeat that requires that version would succeed. (Found by a simulated history.)"""
     Host(world, "a").take()
     process = Host(world, "process")
     entering = process.start(process.operations.renewing.renew(KEY, "a", 15_000, Enter("pid-1")))
@@ -138,8 +138,8 @@ def test_a_first_write_that_arrives_twice_does_not_bring_its_version_back(world:
     assert world.item() == before
 
 
-def test_a_late_heartbeat_does_not_stamp_what_has_no_stamp(world: World, host: Host) -> None:
-    """Its version is the newest, but its stamp would be that of long ago."""
+def test_a_late_heartbeat_does_not_stamp_a_holder_without_a_stamp(world: World, host: Host) -> None:
+    """Its version would be the newest, but its stamp is old."""
     host.take()
     late = host.operations.requests.format.renew(KEY, "a", 30_000, host.stamp(), Heartbeat())
     world.now += 20.0
@@ -152,68 +152,70 @@ def test_a_late_heartbeat_does_not_stamp_what_has_no_stamp(world: World, host: H
 
 
 @pytest.mark.parametrize("shows_refused", [True, False])
-def test_a_beat_written_again_and_sent_twice_by_the_sdk_is_a_beat(
+def test_a_heartbeat_written_again_and_sent_twice_by_the_sdk_counts(
     make_world: Callable[..., World], shows_refused: bool
 ) -> None:
-    """Its first attempt changed the version that both are conditional on."""
+    """Its first attempt changed the version that both attempts require."""
     world = make_world(shows_refused=shows_refused)
     host = Host(world, "a")
     host.take()
     _undated(world, "process").enter("pid-1", "a")
-    beating = host.start(host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat())).step()
-    while isinstance(beating.effect, Request) and beating.effect.action == "GetItem":
-        beating.step()
+    renewing = host.start(host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat())).step()
+    while isinstance(renewing.effect, Request) and renewing.effect.action == "GetItem":
+        renewing.step()
     world.faults.append(LOST_THEN_RETRIED)
 
-    renewed = beating.finish()
+    renewed = renewing.finish()
 
     assert isinstance(renewed, Renewed)
     assert renewed.holder.version == host.stamps[-1].version == world.record().holders["a"].version
-    assert len(host.stamps) == 3, "the take's and two beats': there was no need of a third"
+    assert len(host.stamps) == 3, "of the acquire and of two heartbeats: a third was not needed"
 
 
 @pytest.mark.parametrize("shows_refused", [True, False])
-def test_the_time_that_a_beat_has_is_for_all_of_its_requests_together(
+def test_the_time_limit_of_a_heartbeat_is_for_all_of_its_requests_together(
     make_world: Callable[..., World], shows_refused: bool
 ) -> None:
     world = make_world(shows_refused=shows_refused)
     host = Host(world, "a")
     host.take()
     given: list[float | None] = []
-    beating = host.start(
+    renewing = host.start(
         host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat(), until=host.now() + 7.0)
     )
 
     with pytest.raises(LockUnavailableError, match="other writes to the lease came first each time"):
-        _contend(world, beating, given, answers_take=2.0)
+        _contend(world, renewing, given, answers_take=2.0)
 
     assert given == pytest.approx([7.0, 5.0, 3.0, 1.0])
 
 
-def test_one_who_is_beaten_to_each_beat_is_told_so_in_the_end(world: World, host: Host) -> None:
+def test_a_heartbeat_that_other_writes_always_precede_fails_in_the_end(world: World, host: Host) -> None:
     host.take()
     given: list[float | None] = []
-    beating = host.start(host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat()))
+    renewing = host.start(host.operations.renewing.renew(KEY, "a", 30_000, Heartbeat()))
 
     with pytest.raises(
         LockUnavailableError, match="other writes to the lease came first each time"
     ) as unavailable:
-        _contend(world, beating, given)
+        _contend(world, renewing, given)
 
     assert not unavailable.value.maybe_applied
     assert given == [None] * 8
 
 
 def _contend(
-    world: World, beating: Paused[Any], given: list[float | None], *, answers_take: float = 0.0
+    world: World, renewing: Paused[Any], given: list[float | None], *, answers_take: float = 0.0
 ) -> None:
-    """Let another, each time a new one without the server's time, beat just before each request of `beating`; note how
-    long it would have waited for each."""
-    while isinstance(beating.effect, Request):
-        given.append(beating.effect.within)
+    """Before each request of a renewal, let another process without server time renew the lease first.
+
+    :param given: receives the time limit of each request of the renewal, in seconds.
+    """
+    while isinstance(renewing.effect, Request):
+        given.append(renewing.effect.within)
         _undated(world, f"rival-{len(given)}").heartbeat("a")
         world.now += answers_take
-        beating.step()
+        renewing.step()
 
 
 # -- acquires -------------------------------------------------------------------------------------------------------
@@ -227,10 +229,10 @@ ENDS: dict[str, Callable[[Host], object]] = {
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
 @pytest.mark.parametrize("looked", [True, False])
-def test_an_acquire_that_arrives_after_its_sender_has_held_and_gone_takes_nothing(
+def test_an_acquire_that_arrives_after_its_sender_has_released_takes_nothing(
     world: World, host: Host, end: Callable[[Host], object], looked: bool
 ) -> None:
-    """Nobody would hear of that lease; and a keeper that still goes would keep it for ever."""
+    """No process would use that lease, and a heartbeat task that still runs would keep it for ever."""
     host.take()
     host.release()
     late = host.operations.requests.format.acquire_idle(
@@ -247,11 +249,11 @@ def test_an_acquire_that_arrives_after_its_sender_has_held_and_gone_takes_nothin
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
-def test_an_acquire_of_a_part_that_arrives_after_its_sender_has_gone_takes_nothing(
+def test_an_acquire_of_a_slot_that_arrives_after_its_sender_released_takes_nothing(
     world: World, host: Host, end: Callable[[Host], object]
 ) -> None:
     Host(world, "other").take(capacity=2)
-    host.run(host.operations.requests.get(KEY))  # it has heard of the server's time
+    host.run(host.operations.requests.get(KEY))  # so that the host knows server time
     late = host.operations.requests.format.acquire_slots(host.claim(capacity=2), host.stamp(), world.record())
     world.now += 3.0
     host.take(capacity=2)
@@ -272,7 +274,7 @@ def test_an_acquire_that_arrives_after_its_sender_was_reclaimed_takes_nothing(
     host.take(capacity=4)
     host.take("big", slots=2, capacity=4)
     world.now += 41.5
-    Host(world, "b").take(slots=3, capacity=4)  # in the place of all three
+    Host(world, "b").take(slots=3, capacity=4)  # replaces all three
     before = world.item()
     assert world.record().available == 1
 
@@ -280,7 +282,7 @@ def test_an_acquire_that_arrives_after_its_sender_was_reclaimed_takes_nothing(
     assert world.item() == before
 
 
-def test_whoever_takes_a_holder_away_notes_when(world: World, host: Host) -> None:
+def test_each_write_that_frees_slots_records_when(world: World, host: Host) -> None:
     host.take()
     assert world.record().last_freed_at_ms is None
     for what, vacate in (
@@ -296,10 +298,10 @@ def test_whoever_takes_a_holder_away_notes_when(world: World, host: Host) -> Non
 
 
 @pytest.mark.parametrize("capacity", [1, 2])
-def test_a_process_whose_estimate_is_behind_takes_a_lock_just_vacated_with_one_more_request(
+def test_a_process_with_an_estimate_behind_takes_a_just_freed_lock_with_two_requests(
     world: World, host: Host, capacity: int
 ) -> None:
-    """The refusal shows when the last holder went, and that this is known is as good as being later."""
+    """The refusal shows when the last slot was freed, and a sender that knows of that release is not late."""
     if capacity == 2:
         host.take("other", capacity=capacity)
     host.take(capacity=capacity)
@@ -314,7 +316,7 @@ def test_a_process_whose_estimate_is_behind_takes_a_lock_just_vacated_with_one_m
 
 @pytest.mark.parametrize("shows_refused", [True, False])
 @pytest.mark.parametrize("ahead", [-5 * HOURS, 5 * HOURS])
-def test_where_no_answer_is_dated_wrong_host_clocks_keep_nobody_from_the_lock(
+def test_without_dates_wrong_host_clocks_keep_no_process_from_the_lock(
     make_world: Callable[..., World], shows_refused: bool, ahead: float
 ) -> None:
     world = make_world(dates=False, shows_refused=shows_refused)
@@ -336,14 +338,14 @@ def test_where_no_answer_is_dated_wrong_host_clocks_keep_nobody_from_the_lock(
 
 
 def _undated(world: World, name: str) -> Host:
-    """One whose answers so far had no ``Date``, so that it does not ask for one."""
+    """Return a host that does not ask for server time, because its answers so far had no ``Date``."""
     host = Host(world, name)
     host.clock.answered = True
     return host
 
 
 def _behind(world: World, name: str, seconds: float) -> Host:
-    """A host that knows of the server's time, and is behind it."""
+    """Return a host whose estimate of server time is behind by some seconds."""
     host = Host(world, name)
     host.clock.note(Reply({}, host.now(), host.now(), server_ms=world.server_ms - round(seconds * 1000)))
     return host

@@ -1,4 +1,4 @@
-"""Bad input gets a typed error that says what is wrong, before anything is sent."""
+"""Invalid arguments raise a typed error that says what is wrong, before any request is sent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.table.codec import decode, encode
 
 
-class NothingMayBeSent:
-    """An SDK client that fails the test when it is asked for anything."""
+class UnusedClient:
+    """An SDK client that fails the test if it is used."""
 
     def __getattr__(self, name: str) -> Any:
         pytest.fail(f"{name} was called")
 
 
 def _client(**options: Any) -> LockClient:
-    return LockClient(NothingMayBeSent(), **({"table": "locks"} | options))
+    return LockClient(UnusedClient(), **({"table": "locks"} | options))
 
 
 Call = Callable[[LockClient], object]
@@ -39,7 +39,7 @@ WITH_A_KEY: dict[str, Callable[[LockClient, Any], object]] = {
 
 @pytest.mark.parametrize("use", WITH_A_KEY.values(), ids=WITH_A_KEY.keys())
 @pytest.mark.parametrize(
-    ("key", "says"),
+    ("key", "message"),
     [
         ("", "must not be empty"),
         ("x" * 2049, "2049 bytes.*at most 2048"),
@@ -50,15 +50,15 @@ WITH_A_KEY: dict[str, Callable[[LockClient, Any], object]] = {
         (17, "must be text"),
     ],
 )
-def test_a_key_that_dynamodb_cannot_store(
-    use: Callable[[LockClient, Any], object], key: Any, says: str
+def test_a_key_that_dynamodb_cannot_store_is_refused(
+    use: Callable[[LockClient, Any], object], key: Any, message: str
 ) -> None:
-    with pytest.raises(LockValueError, match=says):
+    with pytest.raises(LockValueError, match=message):
         use(_client(), key)
 
 
 @pytest.mark.parametrize("key", ["x" * 2048, "ü" * 1024, " ", "a/b c\n", "💡"])
-def test_a_key_at_the_limit_is_a_key(key: str) -> None:
+def test_a_key_at_the_limit_is_accepted(key: str) -> None:
     assert arguments.checked_key(key) == key
 
 
@@ -80,10 +80,10 @@ BAD_TIMES: list[Any] = [
 
 @pytest.mark.parametrize("value", [0, *BAD_TIMES], ids=repr)
 @pytest.mark.parametrize("name", ["lease", "release_grace"])
-def test_a_lease_that_is_no_positive_finite_time(name: str, value: Any) -> None:
+def test_a_lease_must_be_a_positive_finite_time(name: str, value: Any) -> None:
     with pytest.raises(LockValueError, match=name):
         _client(**{name: value})
-    if value is not None:  # which means the client's own
+    if value is not None:  # None means the default of the client
         with pytest.raises(LockValueError, match=name):
             _client().try_acquire("k", **{name: value})
 
@@ -110,13 +110,13 @@ def test_a_lease_that_is_no_positive_finite_time(name: str, value: Any) -> None:
         "create_table",
     ],
 )
-def test_a_time_that_is_no_finite_number_of_seconds(use: Callable[[Any], object], value: Any) -> None:
+def test_a_time_must_be_a_finite_number_of_seconds(use: Callable[[Any], object], value: Any) -> None:
     with pytest.raises(LockValueError, match="must be"):
         use(value)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, timedelta()])
-def test_an_interval_of_zero_would_never_rest(value: Any) -> None:
+def test_an_interval_of_zero_is_refused(value: Any) -> None:
     with pytest.raises(LockValueError, match="poll_interval must be a finite time, more than zero"):
         _client().acquire("k", poll_interval=value)
     with pytest.raises(LockValueError, match="heartbeat"):
@@ -130,7 +130,7 @@ def test_seconds_may_be_given_as_a_number_or_a_timedelta() -> None:
     assert arguments.seconds("x", 0, zero=True) == 0.0
 
 
-def test_a_lease_shorter_than_two_heartbeats() -> None:
+def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
     with pytest.raises(LockValueError, match="lease of 9 s is shorter than two heartbeats of 5 s"):
         _client(lease=9, heartbeat=5)
     with pytest.raises(LockValueError, match="two heartbeats"):
@@ -139,7 +139,7 @@ def test_a_lease_shorter_than_two_heartbeats() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "capacity", "says"),
+    ("slots", "capacity", "message"),
     [
         (0, 1, "slots must be a whole number of at least 1"),
         (-1, 1, "slots must"),
@@ -153,13 +153,13 @@ def test_a_lease_shorter_than_two_heartbeats() -> None:
         (1, 10**40, "capacity must"),
     ],
 )
-def test_slots_and_capacity_that_can_never_work(slots: Any, capacity: Any, says: str) -> None:
-    with pytest.raises(LockValueError, match=says):
+def test_invalid_slots_and_capacities_are_refused(slots: Any, capacity: Any, message: str) -> None:
+    with pytest.raises(LockValueError, match=message):
         _client().try_acquire("k", slots=slots, capacity=capacity)
 
 
 @pytest.mark.parametrize("slots", [0, -1, True, 1.5, "1"])
-def test_waiting_for_slots_that_can_never_be(slots: Any) -> None:
+def test_waiting_for_invalid_slots_is_refused(slots: Any) -> None:
     with pytest.raises(LockValueError, match="slots must"):
         _client().wait("k", slots=slots)
 
@@ -193,13 +193,13 @@ def test_a_claim_that_could_not_be_read_back_is_not_written(claim: dict[str, Any
 
 
 @pytest.mark.parametrize("table", ["", None, "ab", "no such name", "löcks", "x" * 256, "a/b", 17])
-def test_a_name_that_no_table_can_have(table: Any) -> None:
+def test_an_invalid_table_name_is_refused(table: Any) -> None:
     with pytest.raises(LockValueError, match="cannot be the name of the lock table"):
         _client(table=table)
 
 
 @pytest.mark.parametrize("table", ["abc", "A.b-c_9", "x" * 255, "arn:aws:dynamodb:eu-west-1:1:table/locks"])
-def test_a_name_that_a_table_can_have(table: str) -> None:
+def test_a_valid_table_name_is_accepted(table: str) -> None:
     _client(table=table)
 
 
@@ -229,7 +229,7 @@ def test_an_input_error_is_a_value_error_and_a_lock_error() -> None:
     ],
     ids=repr,
 )
-def test_a_value_that_dynamodb_knows_comes_back_as_it_was(value: Any) -> None:
+def test_a_value_survives_encoding_and_decoding(value: Any) -> None:
     read = decode(encode(value))
     assert (read, type(read)) == (value, type(value))
 
@@ -237,11 +237,11 @@ def test_a_value_that_dynamodb_knows_comes_back_as_it_was(value: Any) -> None:
 @pytest.mark.parametrize(
     "attribute", [{}, {"S": "a", "N": "1"}, {"N": "many"}, {"X": "y"}, {"L": [{"X": "y"}]}], ids=repr
 )
-def test_what_is_no_attribute_value_is_not_read(attribute: Any) -> None:
+def test_an_invalid_attribute_value_is_not_decoded(attribute: Any) -> None:
     with pytest.raises(ValueError, match=r"not a|unknown"):
         decode(attribute)
 
 
-def test_sets_that_another_program_stored_are_read_as_lists() -> None:
+def test_dynamodb_sets_are_read_as_lists() -> None:
     assert decode({"NS": ["1", "2.5"]}) == [1, 2.5]
     assert decode({"SS": ["a"]}) == ["a"]

@@ -1,4 +1,4 @@
-"""A lost reply loses nothing (rule R5): whatever happened to a write on its way, no lease is lost or taken twice."""
+"""Lost replies (rule R5): whatever happened to a write on its way, no lease is lost or granted twice."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_an_acquire_that_the_sdk_sent_twice_finds_its_own_lease(world: World) ->
     assert list(world.record().holders) == ["a"]
     assert granted.token == world.record().token
     first, *_, last = host.stamps
-    assert world.record().holders["a"].version == last.version != first.version, "seen to be alive since"
+    assert world.record().holders["a"].version == last.version != first.version, "renewed when it was found"
 
 
-def test_a_lease_found_again_gets_a_token_of_its_own_and_counts_from_then(world: World) -> None:
-    """Others may have taken slots since the lost reply: the token of that time cannot be told any more."""
+def test_a_lease_found_again_gets_a_new_token_and_counts_from_then(world: World) -> None:
+    """Other processes may have taken slots since the lost reply, so the token of that time is unknown."""
     host, other = Host(world, "a"), Host(world, "b")
     world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
@@ -52,7 +52,7 @@ def test_a_lease_found_again_gets_a_token_of_its_own_and_counts_from_then(world:
 
 
 @pytest.mark.parametrize("beaten_by", ["nobody", "a reclaim"])
-def test_an_acquire_tried_again_under_the_same_lease_id_is_one_lease(world: World, beaten_by: str) -> None:
+def test_an_acquire_retried_with_the_same_lease_id_is_one_lease(world: World, beaten_by: str) -> None:
     host = Host(world, "a")
     world.faults.append(LOST)
     with pytest.raises(LockUnavailableError):
@@ -66,7 +66,7 @@ def test_an_acquire_tried_again_under_the_same_lease_id_is_one_lease(world: Worl
     assert len(world.record().holders) == 1
 
 
-def test_a_reclaim_whose_answer_is_lost_is_found_as_well(world: World) -> None:
+def test_a_reclaim_whose_answer_is_lost_finds_its_lease(world: World) -> None:
     Host(world, "dead").take()
     world.now += 41.0
     host = Host(world, "a")
@@ -122,7 +122,7 @@ def test_a_release_sent_again_does_not_free_the_successors_lock(world: World) ->
     assert list(world.record().holders) == ["second"]
 
 
-def test_a_release_that_never_arrived_is_not_sent_again_unasked(world: World) -> None:
+def test_a_release_that_never_arrived_is_not_sent_again(world: World) -> None:
     host = Host(world, "a")
     host.take()
     world.faults.append(UNSENT)
@@ -174,7 +174,7 @@ def test_an_acquire_interrupted_by_its_caller_is_undone(
     assert world.record().holders == {}
 
 
-def test_the_undo_of_an_acquire_is_not_waited_for_without_end(world: World) -> None:
+def test_the_undo_of_an_acquire_has_a_time_limit(world: World) -> None:
     host = Host(world, "a")
     attempt = host.start(host.operations.attempting.try_acquire(host.claim(), owns_lease_id=True))
 
@@ -214,7 +214,7 @@ def test_a_failing_undo_does_not_hide_why_the_acquire_failed(world: World) -> No
 
 @pytest.mark.parametrize("fault", [DENIED, CONFLICT, UNSENT])
 def test_a_grant_whose_confirmation_fails_is_undone(make_world: Callable[..., World], fault: str) -> None:
-    """Whether the lease stays depends on the write that granted it, not on the request that failed after it."""
+    """Whether it is undone depends on the write that granted the lease, not on the request that failed later."""
     world = make_world()
     host = Host(world, "a", wall_clock_offset=-60.0)  # its first grant needs a correction
     world.faults.extend(["", fault])
@@ -241,7 +241,7 @@ def test_a_set_whose_grants_cannot_be_read_is_released(world: World, fault: str)
 
 
 def test_a_lease_that_an_earlier_attempt_of_the_sdk_acquired_is_released(world: World) -> None:
-    """The SDK repeated the write, and no request shows what became of its first attempt."""
+    """The SDK repeated the write, and no request shows whether its first attempt succeeded."""
     host = Host(world, "a")
     world.faults.extend([LOST_THEN_RETRIED, DENIED])
 
@@ -254,7 +254,7 @@ def test_a_lease_that_an_earlier_attempt_of_the_sdk_acquired_is_released(world: 
 # -- waiting through failures ---------------------------------------------------------------------------------------
 
 
-def test_a_waiting_acquire_goes_on_after_a_lost_reply_and_its_own_lease_never_blocks_it(world: World) -> None:
+def test_a_waiting_acquire_continues_after_lost_replies_and_never_blocks_itself(world: World) -> None:
     host = Host(world, "a")
     world.faults.extend([LOST, UNSENT, LOST, LOST])
 
@@ -266,8 +266,8 @@ def test_a_waiting_acquire_goes_on_after_a_lost_reply_and_its_own_lease_never_bl
     assert world.now < 5.0
 
 
-def test_an_undo_that_arrives_late_does_not_take_away_what_the_next_try_was_granted(world: World) -> None:
-    """The first try's answer is lost, and what should undo it is stuck on its way until after the second try."""
+def test_a_late_undo_does_not_release_the_grant_of_the_next_attempt(world: World) -> None:
+    """The answer to the first attempt is lost, and its undo arrives after the second attempt."""
     host = Host(world, "a")
     attempt = host.start_acquire()
     world.faults.append(LOST)
@@ -282,7 +282,7 @@ def test_an_undo_that_arrives_late_does_not_take_away_what_the_next_try_was_gran
     assert isinstance(Host(world, "b").take(), Busy)
 
 
-def test_a_lease_id_given_by_the_caller_stays_the_same_through_all_tries(world: World) -> None:
+def test_a_lease_id_given_by_the_caller_stays_the_same_in_all_attempts(world: World) -> None:
     host = Host(world, "a")
     world.faults.extend([UNSENT, LOST, UNSENT])
 
@@ -292,7 +292,7 @@ def test_a_lease_id_given_by_the_caller_stays_the_same_through_all_tries(world: 
     assert list(world.record().holders) == ["a"]
 
 
-def test_an_acquire_that_never_reaches_dynamodb_says_so_in_the_end(world: World) -> None:
+def test_an_acquire_that_never_reaches_dynamodb_fails_at_its_timeout(world: World) -> None:
     host = Host(world, "a")
     world.faults.extend([UNSENT] * 100)
 
@@ -303,7 +303,7 @@ def test_an_acquire_that_never_reaches_dynamodb_says_so_in_the_end(world: World)
 
 @pytest.mark.parametrize("poll_interval", [1.0, 3600.0])
 @pytest.mark.parametrize("takes", [True, False])
-def test_the_time_that_failures_take_is_part_of_the_time_that_there_is(
+def test_the_time_of_failed_requests_counts_towards_the_timeout(
     world: World, takes: bool, poll_interval: float
 ) -> None:
     host = Host(world, "a")
@@ -316,7 +316,7 @@ def test_the_time_that_failures_take_is_part_of_the_time_that_there_is(
     )
     waiting, tries = host.start(operation), 0
 
-    def go_on() -> None:
+    def fail_all() -> None:
         nonlocal tries
         while isinstance(waiting.effect, Request):
             assert waiting.effect.within is not None
@@ -325,13 +325,13 @@ def test_the_time_that_failures_take_is_part_of_the_time_that_there_is(
             waiting.interrupt(LockUnavailableError("No answer.", maybe_applied=False)).step()
 
     with pytest.raises(LockUnavailableError):
-        go_on()
+        fail_all()
     assert 20.0 <= world.now <= 23.0
     assert tries >= 2
 
 
-def test_every_request_of_an_acquire_has_the_time_that_is_left_but_never_too_little(world: World) -> None:
-    """A waiter woken just before its deadline is told that the lock is taken, not that nobody answered it."""
+def test_every_request_of_an_acquire_has_the_remaining_time_but_at_least_a_second(world: World) -> None:
+    """A waiter that is woken just before its deadline reports a held lock, not a missing answer."""
     Host(world, "other").take()
     host = Host(world, "a")
 
@@ -343,7 +343,7 @@ def test_every_request_of_an_acquire_has_the_time_that_is_left_but_never_too_lit
     assert min(given) >= 1.0
 
 
-def test_waiting_for_room_goes_on_after_a_failed_look(world: World) -> None:
+def test_waiting_for_free_slots_continues_after_a_failed_read(world: World) -> None:
     Host(world, "other").take()
     host = Host(world, "a")
     waiting = host.start(
@@ -360,7 +360,7 @@ def test_waiting_for_room_goes_on_after_a_failed_look(world: World) -> None:
     assert record.available == 1
 
 
-def test_waiting_for_room_that_never_reaches_dynamodb_says_so_in_the_end(world: World) -> None:
+def test_waiting_for_free_slots_without_dynamodb_fails_at_its_timeout(world: World) -> None:
     host = Host(world, "a")
     world.faults.extend([UNSENT] * 100)
 
@@ -369,8 +369,8 @@ def test_waiting_for_room_that_never_reaches_dynamodb_says_so_in_the_end(world: 
     assert world.now <= 3.0
 
 
-def test_an_error_that_is_not_understood_is_never_a_grant(world: World) -> None:
-    """peers.md, 1: a lock counted as taken when the write had failed for any reason but the condition."""
+def test_an_unknown_error_is_never_a_grant(world: World) -> None:
+    """In another library, a lock counted as taken after any failure but that of the condition."""
     host = Host(world, "a")
     attempt = host.start(host.operations.attempting.try_acquire(host.claim(), owns_lease_id=False))
 
@@ -378,7 +378,7 @@ def test_an_error_that_is_not_understood_is_never_a_grant(world: World) -> None:
         attempt.interrupt(RuntimeError("something new"))
 
 
-def test_a_holder_that_lost_its_lease_is_not_told_that_a_repeated_release_freed_it(world: World) -> None:
+def test_a_release_of_a_lost_lease_is_not_reported_as_a_release(world: World) -> None:
     host = Host(world, "a")
     host.take("first")
     world.now += 100.0

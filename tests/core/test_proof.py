@@ -1,6 +1,6 @@
-"""Rules of which no simulated history shows that they are broken, or one in many thousands.
+"""Rules whose violation no simulated history shows, or only one in many thousands.
 
-Each test is named by a mutation in `proof/simulator/mutations.py`, under which it has to fail.
+A mutation in `proof/simulator/mutations.py` names each test, which must fail under that mutation.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _WEEK = 7 * 24 * HOURS
 
 
 @pytest.mark.parametrize(
-    "seen", [None, LockRecord(KEY, 1, 1, {}, token=7)], ids=["no record", "no numbers yet"]
+    "seen", [None, LockRecord(KEY, 1, 1, {}, token=7)], ids=["no record", "no tickets yet"]
 )
-def test_the_first_number_in_a_queue_is_the_time(seen: LockRecord | None) -> None:
-    """Numbers must grow also where the record was deleted while somebody waited."""
+def test_the_first_ticket_of_a_queue_is_the_time(seen: LockRecord | None) -> None:
+    """Tickets must also grow if the record was deleted while a waiter was queued."""
     stamp = Stamp("v", server_ms=1_800_000_000_000, host_ms=5, at=0.0)
 
     assert next_ticket(seen, stamp) == stamp.server_ms + 1  # type: ignore[operator]
 
 
-def test_a_token_from_an_old_estimate_in_set_capacity_is_put_right_by_the_next_grant(world: World) -> None:
+def test_a_token_from_an_old_estimate_in_set_capacity_is_corrected_by_the_next_grant(world: World) -> None:
     """The machine was suspended for a week between the stamp and the write."""
     person = Host(world, "person").start(Host(world, "person").operations.admin.set_capacity(KEY, 3))
     person.step()
-    assert person.effect is not None, "the write is stamped, and not sent"
+    assert person.effect is not None, "the write is stamped, but not sent"
     world.now += _WEEK
     person.finish()
 
@@ -43,8 +43,8 @@ def test_a_token_from_an_old_estimate_in_set_capacity_is_put_right_by_the_next_g
     assert granted.token > world.server_ms - 3000
 
 
-def test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused(world: World) -> None:
-    """Two processes run the same attempt: one takes a slot that came free, the other reclaims the slot of the dead."""
+def test_a_reclaim_by_a_claim_that_was_granted_meanwhile_is_refused(world: World) -> None:
+    """Two processes run the same attempt: one takes a freed slot, the other reclaims that of a dead holder."""
     for name in ("dead", "alive"):
         Host(world, name).take(capacity=2)
     world.now += 45.0
@@ -55,7 +55,7 @@ def test_a_reclaim_by_one_that_holds_the_lock_meanwhile_is_refused(world: World)
         )
     )
     late.step()
-    assert late.effect is not None, "the reclaim is stamped, and not sent"
+    assert late.effect is not None, "the reclaim is stamped, but not sent"
     Host(world, "alive").release()
     Host(world, "first").take("ti", capacity=2)
 
@@ -73,7 +73,7 @@ def test_a_late_claim_takes_no_slot_of_another_capacity(world: World) -> None:
         )
     )
     late.step()
-    assert late.effect is not None, "the write that takes a free slot is stamped, and not sent"
+    assert late.effect is not None, "the write that takes a free slot is stamped, but not sent"
     Host(world, "holder").release()
     Host(world, "other").take(capacity=5)
 
@@ -81,7 +81,7 @@ def test_a_late_claim_takes_no_slot_of_another_capacity(world: World) -> None:
         late.finish()
 
 
-def test_to_lower_the_head_of_a_queue_never_raises_it(world: World) -> None:
+def test_lowering_the_head_of_a_queue_never_advances_it(world: World) -> None:
     host = Host(world, "a")
     host.take()
     world.store(**(world.item() or {}) | {"queue_head": {"S": "0999/000000000000005"}})
@@ -90,7 +90,7 @@ def test_to_lower_the_head_of_a_queue_never_raises_it(world: World) -> None:
 
 
 def test_a_lease_does_not_cool_down_with_a_process_inside(world: World) -> None:
-    """The process entered between the look that found nobody inside and the write."""
+    """The process entered between the read that showed no process inside and the write."""
     host = Host(world, "a")
     host.take(min_hold_ms=60_000)
     holder = world.record().holders["a"]
@@ -102,7 +102,7 @@ def test_a_lease_does_not_cool_down_with_a_process_inside(world: World) -> None:
     ).refused
 
 
-def test_a_token_is_not_put_right_over_one_that_was_granted_since(world: World) -> None:
+def test_a_token_correction_does_not_overwrite_a_later_grant(world: World) -> None:
     host = Host(world, "a")
     host.take(capacity=2)
     seen = world.record()
@@ -111,7 +111,7 @@ def test_a_token_is_not_put_right_over_one_that_was_granted_since(world: World) 
     assert host.send(NativeFormat(TABLE).correct_grant(host.claim(capacity=2), seen, 5, host.stamp())).refused
 
 
-def test_a_claim_leaves_slots_for_those_before_it_in_the_queue(world: World) -> None:
+def test_a_claim_leaves_slots_for_the_waiters_ahead_of_it(world: World) -> None:
     host = Host(world, "a")
     Host(world, "b").take(slots=2, capacity=3)
 
@@ -122,9 +122,9 @@ def test_a_claim_leaves_slots_for_those_before_it_in_the_queue(world: World) -> 
     assert host.send(write).refused
 
 
-def test_a_place_is_handed_on_only_by_the_process_that_stands_in_it(world: World) -> None:
+def test_a_waiter_item_is_handed_over_only_by_its_own_process(world: World) -> None:
     host = Host(world, "a")
 
     write = NativeFormat(TABLE).hand_over_entry(KEY, "0999/000000000000009/v", "waiting:gone", host.stamp())
 
-    assert host.send(write).refused, "nobody stands there"
+    assert host.send(write).refused, "the item does not exist"

@@ -1,4 +1,4 @@
-"""Those who wait stand in line: as they came, the urgent before others; and the dead hold up nobody."""
+"""The queue: waiters are granted the lock in their order, by priority, and dead waiters delay no other."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from proof.simulator.stepped import KEY, LOST, LOST_THEN_RETRIED, TABLE, UNSENT,
 def waiting(
     host: Host, *, timeout: float | None = None, owns_lease_id: bool = True, **claim: Any
 ) -> Paused[Granted]:
-    """Somebody who wants the lock, has found it taken, and stands in line by now."""
+    """Return an acquire that has found the lock held, and is queued."""
     return until_waiting(host.start_acquire(timeout=timeout, owns_lease_id=owns_lease_id, **claim))
 
 
 def until_waiting(paused: Paused[T]) -> Paused[T]:
-    """Let it go on until it has nothing to do but wait, or has ended."""
+    """Continue an operation until it waits for free slots, or has ended."""
     while paused.effect is not None and not isinstance(paused.effect, WaitForSlots):
         paused.step()
     return paused
 
 
 def woken(paused: Paused[T]) -> T | None:
-    """Wake a waiter: its grant, or None if it waits again."""
+    """Wake a waiter, and return its outcome, or None if it waits again."""
     until_waiting(paused.step())
     return None if paused.effect is not None else paused.finish()
 
 
-def line(world: World) -> list[Waiter]:
-    """Who stands in line, as somebody else sees it."""
+def queue(world: World) -> list[Waiter]:
+    """Return the waiters of the queue as another process reads them."""
     host = Host(world, "observer")
     return host.run(host.queue.reader.waiters(KEY))
 
 
 def owners(world: World) -> list[str]:
-    return [each.owner for each in line(world)]
+    return [each.owner for each in queue(world)]
 
 
 # -- order ------------------------------------------------------------------------------------------------------------
 
 
-def test_those_who_wait_are_granted_in_the_order_in_which_they_came(world: World) -> None:
+def test_waiters_are_granted_in_the_order_in_which_they_came(world: World) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     holder.take()
     one, two = waiting(first), waiting(second)
@@ -58,7 +58,7 @@ def test_those_who_wait_are_granted_in_the_order_in_which_they_came(world: World
 
     holder.release()
 
-    assert woken(two) is None, "the first one is alive"
+    assert woken(two) is None, "the first waiter is alive"
     assert woken(one) is not None
     assert owners(world) == ["second"]
     first.release()
@@ -79,7 +79,7 @@ def test_a_newcomer_does_not_overtake(world: World) -> None:
     assert woken(one) is not None
 
 
-def test_a_newcomer_that_does_not_care_overtakes(world: World) -> None:
+def test_an_unfair_newcomer_overtakes(world: World) -> None:
     holder, first, newcomer = (Host(world, name) for name in ("holder", "first", "newcomer"))
     holder.take()
     waiting(first)
@@ -88,13 +88,13 @@ def test_a_newcomer_that_does_not_care_overtakes(world: World) -> None:
     assert isinstance(newcomer.take(fair=False), Granted)
 
 
-def test_an_unfair_waiter_does_not_stand_in_line(world: World) -> None:
+def test_an_unfair_waiter_is_not_queued(world: World) -> None:
     Host(world, "holder").take()
     waiting(Host(world, "unfair"), fair=False)
     assert owners(world) == []
 
 
-def test_when_the_line_is_over_a_lock_costs_one_request_again(world: World) -> None:
+def test_when_the_queue_is_empty_a_lock_costs_one_request_again(world: World) -> None:
     holder, first, newcomer = (Host(world, name) for name in ("holder", "first", "newcomer"))
     holder.take()
     one = waiting(first)
@@ -108,7 +108,7 @@ def test_when_the_line_is_over_a_lock_costs_one_request_again(world: World) -> N
     assert world.record().queue_head is None
 
 
-def test_the_urgent_come_before_those_who_came_sooner(world: World) -> None:
+def test_a_higher_priority_goes_before_earlier_waiters(world: World) -> None:
     holder, usual, urgent, late = (Host(world, name) for name in ("holder", "usual", "urgent", "patient"))
     holder.take()
     patient, one, two = waiting(late, priority=-5), waiting(usual), waiting(urgent, priority=10)
@@ -124,36 +124,36 @@ def test_the_urgent_come_before_those_who_came_sooner(world: World) -> None:
     assert woken(one) is not None
 
 
-def test_one_who_wants_many_slots_is_not_starved_by_those_who_want_few(world: World) -> None:
+def test_a_waiter_for_many_slots_is_not_starved_by_waiters_for_few(world: World) -> None:
     a, b, big, small = (Host(world, name) for name in ("a", "b", "big", "small"))
     a.take(capacity=2)
     b.take(capacity=2)
     wants_two, wants_one = waiting(big, slots=2, capacity=2), waiting(small, capacity=2)
     a.release()
 
-    assert woken(wants_one) is None, "one slot is free, but not for him"
+    assert woken(wants_one) is None, "one slot is free, but the waiter ahead wants two"
     assert isinstance(Host(world, "newcomer").take(capacity=2), Busy)
     b.release()
     assert woken(wants_one) is None
     assert woken(wants_two) is not None
 
 
-def test_those_for_whom_there_is_room_need_not_wait_for_each_other(world: World) -> None:
+def test_waiters_with_enough_free_slots_do_not_wait_for_each_other(world: World) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     holder.take(slots=3, capacity=3)
     one, two = waiting(first, capacity=3), waiting(second, capacity=3)
     holder.release(slots=3)
 
-    assert woken(two) is not None, "there is room for both"
+    assert woken(two) is not None, "there are slots for both"
     assert woken(one) is not None
     assert isinstance(Host(world, "newcomer").take(capacity=3), Granted)
     assert world.record().queue_head is None
 
 
-# -- who goes ---------------------------------------------------------------------------------------------------------
+# -- waiters that leave or die ----------------------------------------------------------------------------------------
 
 
-def test_who_gives_up_leaves_the_line(world: World) -> None:
+def test_a_waiter_that_times_out_leaves_the_queue(world: World) -> None:
     Host(world, "holder").take()
     one = waiting(Host(world, "first"), timeout=5.0)
     assert owners(world) == ["first"]
@@ -164,20 +164,20 @@ def test_who_gives_up_leaves_the_line(world: World) -> None:
     assert owners(world) == []
 
 
-def test_who_gives_up_first_leaves_nothing_that_others_would_wait_for(world: World) -> None:
+def test_a_first_waiter_that_times_out_advances_the_head(world: World) -> None:
     holder, one, two, three = (Host(world, name) for name in ("holder", "one", "two", "three"))
     holder.take()
     first, second, third = (waiting(each, timeout=1.0) for each in (one, two, three))
-    for gives_up, behind in ((first, two), (second, three), (third, None)):
+    for leaving, next_one in ((first, two), (second, three), (third, None)):
         world.now += 2.0
         with pytest.raises(LockTimeoutError):
-            gives_up.finish()
-        mark = world.record().queue_head
-        place = next((each.place for each in line(world) if behind and each.owner == behind.name), None)
-        assert (mark is None) == (place is None)
-        if mark is not None and place is not None:
-            assert ticket_of(mark) == ticket_of(place)
-            assert mark <= place
+            leaving.finish()
+        head = world.record().queue_head
+        place = next((each.place for each in queue(world) if next_one and each.owner == next_one.name), None)
+        assert (head is None) == (place is None)
+        if head is not None and place is not None:
+            assert ticket_of(head) == ticket_of(place)
+            assert head <= place
     world.sent.clear()
 
     assert three.run(three.operations.admin.forget(KEY)) is False, "it is held"
@@ -187,7 +187,7 @@ def test_who_gives_up_first_leaves_nothing_that_others_would_wait_for(world: Wor
     assert world.actions() == ["UpdateItem"]
 
 
-def test_who_gives_up_does_not_put_another_behind_him_who_is_more_urgent(world: World) -> None:
+def test_a_waiter_that_times_out_does_not_move_the_head_past_a_higher_priority(world: World) -> None:
     holder, one, two, urgent = (Host(world, name) for name in ("holder", "one", "two", "urgent"))
     holder.take()
     first, _, _ = waiting(one, timeout=1.0), waiting(two), waiting(urgent, priority=5)
@@ -200,11 +200,11 @@ def test_who_gives_up_does_not_put_another_behind_him_who_is_more_urgent(world: 
     assert world.record().queue_head == before is not None
 
 
-def test_the_dead_are_passed_over(world: World) -> None:
+def test_dead_waiters_are_skipped(world: World) -> None:
     holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
     holder.take(lease_ms=3_600_000)
     waiting(dead)
-    world.now += 60.0  # and its process has not begun to show that it lives
+    world.now += 60.0  # and its process has sent no heartbeat
     two = waiting(second)
     assert owners(world) == ["second"]
     holder.release()
@@ -212,7 +212,7 @@ def test_the_dead_are_passed_over(world: World) -> None:
     assert woken(two) is not None
 
 
-def test_the_entries_of_the_dead_are_removed_by_those_who_see_them(world: World) -> None:
+def test_items_of_dead_waiters_are_removed_by_a_process_that_reads_them(world: World) -> None:
     holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
     holder.take(lease_ms=3_600_000)
     waiting(dead)
@@ -226,12 +226,12 @@ def test_the_entries_of_the_dead_are_removed_by_those_who_see_them(world: World)
 
 
 def entries(world: World) -> int:
-    """How many waiters have an entry, dead or alive."""
+    """Return the number of waiter items, of dead and live waiters."""
     host = Host(world, "reader")
     return len(host.run(host.queue.reader.entries(KEY, None)))
 
 
-def test_without_server_time_the_dead_are_passed_over_after_they_were_watched(world: World) -> None:
+def test_without_server_time_dead_waiters_are_skipped_after_an_observation(world: World) -> None:
     world.dates = False
     holder, dead, second = (Host(world, name) for name in ("holder", "dead", "second"))
     holder.take(lease_ms=3_600_000)
@@ -244,21 +244,21 @@ def test_without_server_time_the_dead_are_passed_over_after_they_were_watched(wo
     assert woken(two) is not None
 
 
-def test_a_waiter_is_alive_as_long_as_its_process_shows_it(world: World) -> None:
+def test_a_waiter_is_alive_as_long_as_its_process_sends_heartbeats(world: World) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     holder.take(lease_ms=3_600_000)
     one = waiting(first)
-    tending = first.start(first.presence.maintain())
+    maintaining = first.start(first.presence.maintain())
     two = waiting(second)
     while world.now < 120.0:
-        tending.step()
+        maintaining.step()
     holder.release()
 
     assert woken(two) is None
     assert woken(one) is not None
 
 
-def test_a_paused_waiter_that_was_taken_for_dead_keeps_its_place(world: World) -> None:
+def test_a_paused_waiter_that_counted_as_dead_keeps_its_position(world: World) -> None:
     holder, paused, second, third = (Host(world, name) for name in ("holder", "paused", "second", "third"))
     holder.take(lease_ms=3_600_000)
     one = waiting(paused)
@@ -268,10 +268,8 @@ def test_a_paused_waiter_that_was_taken_for_dead_keeps_its_place(world: World) -
     assert woken(two) is not None
     three = waiting(third)
 
-    assert (
-        woken(one) is None
-    )  # the second one has it; and now it is known that there is somebody before the third
-    assert owners(world) == ["third"], "its own sign of life is old: its process has to show that it lives"
+    assert woken(one) is None  # the second waiter holds the lock; and this restores the head of the queue
+    assert owners(world) == ["third"], "its item is old, and its process has not sent a heartbeat yet"
     run_a_while(paused, paused.presence.maintain(), 7.0)
     assert owners(world) == ["paused", "third"]
     second.release()
@@ -280,13 +278,13 @@ def test_a_paused_waiter_that_was_taken_for_dead_keeps_its_place(world: World) -
 
 
 def run_a_while(host: Host, operation: Operation[None], seconds: float) -> None:
-    """Carry it out for so long."""
+    """Run an operation for some seconds."""
     running, until = host.start(operation), host.world.now + seconds
     while running.effect is not None and host.world.now < until:
         running.step()
 
 
-def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> None:
+def test_a_waiter_item_that_could_not_be_deleted_is_deleted_later(world: World) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     holder.take()
     one = waiting(first)
@@ -296,7 +294,7 @@ def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> N
     world.faults.append(UNSENT)
     assert one.finish()
     first.release()
-    assert owners(world) == ["first"], "nobody has cleared it away"
+    assert owners(world) == ["first"], "its item has not been removed yet"
 
     run_a_while(first, first.presence.maintain(), 3.0)
 
@@ -305,7 +303,7 @@ def test_a_place_that_could_not_be_left_is_cleared_away_later(world: World) -> N
     assert isinstance(second.take(), Granted)
 
 
-def test_an_entry_that_cannot_be_removed_does_not_keep_others_from_being_removed(
+def test_an_item_that_cannot_be_deleted_does_not_block_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, answer = Host(world), world.answer
@@ -325,7 +323,7 @@ def test_an_entry_that_cannot_be_removed_does_not_keep_others_from_being_removed
 
 
 @pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
-def test_a_place_that_may_still_be_taken_late_is_cleared_away_for_as_long(world: World, fate: str) -> None:
+def test_a_waiter_item_is_deleted_for_as_long_as_a_late_copy_may_arrive(world: World, fate: str) -> None:
     holder, first = Host(world, "holder"), Host(world, "first")
     holder.take()
     one = first.start_acquire().until("PutItem")
@@ -334,32 +332,32 @@ def test_a_place_that_may_still_be_taken_late_is_cleared_away_for_as_long(world:
     until_waiting(one)
     with pytest.raises(CancelledError):
         one.interrupt(CancelledError()).finish()
-    tending = first.start(first.presence.maintain())
+    maintaining = first.start(first.presence.maintain())
     while world.now < 10.0:
-        tending.step()
+        maintaining.step()
     assert owners(world) == []
     sent = len(world.sent)
-    world.client.put_item(**put.params)  # at last it arrives
+    world.client.put_item(**put.params)  # a late copy arrives
     assert owners(world) == ["first"]
     while world.now < 25.0:
-        tending.step()
-    assert owners(world) == [], "it holds the others up for some seconds"
+        maintaining.step()
+    assert owners(world) == [], "the late item is deleted within 15 s"
     world.client.put_item(**put.params)
 
-    while tending.effect is not None:
-        tending.step()
+    while maintaining.effect is not None:
+        maintaining.step()
 
     assert owners(world) == []
     assert 60.0 < world.now < 80.0
     deletes = [each for each in world.sent[sent:] if each.action == "DeleteItem"]
-    assert len(deletes) <= 8, "others may have as much to clear away"
+    assert len(deletes) <= 8, "other processes may have as many items to delete"
 
 
-def test_a_place_that_is_left_to_another_process_and_taken_late_is_a_dead_ones(world: World) -> None:
+def test_a_late_waiter_item_that_was_left_to_another_process_counts_as_dead(world: World) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     for key in (KEY, "other"):
         holder.take(key=key, lease_ms=3_600_000)
-    waiting(first, key="other", owns_lease_id=False)  # so that its process goes on showing that it lives
+    waiting(first, key="other", owns_lease_id=False)  # so that its process continues to send heartbeats
     one = first.start_acquire("ti-1", owns_lease_id=False).until("PutItem")
     put = one.request.params
     world.faults.append(LOST)
@@ -368,13 +366,13 @@ def test_a_place_that_is_left_to_another_process_and_taken_late_is_a_dead_ones(w
     world.client.delete_item(TableName=TABLE, Key=place)
     with pytest.raises(CancelledError):
         one.interrupt(CancelledError())
-    tending = first.start(first.presence.maintain())
+    maintaining = first.start(first.presence.maintain())
     while world.now < 10.0:
-        tending.step()
-    world.client.put_item(**put)  # at last it arrives
+        maintaining.step()
+    world.client.put_item(**put)  # a late copy arrives
 
     while world.now < 30.0:
-        tending.step()
+        maintaining.step()
 
     assert "process" not in world.client.get_item(TableName=TABLE, Key=place)["Item"]
     two = waiting(second)
@@ -382,7 +380,7 @@ def test_a_place_that_is_left_to_another_process_and_taken_late_is_a_dead_ones(w
     assert woken(two) is not None
 
 
-def test_a_process_that_was_stalled_does_not_take_a_waiter_from_the_one_that_goes_on(world: World) -> None:
+def test_a_stalled_process_does_not_take_a_waiter_from_the_one_that_continues(world: World) -> None:
     holder, stalled, next_one = (Host(world, name) for name in ("holder", "stalled", "next"))
     holder.take(lease_ms=3_600_000)
     one = waiting(stalled, lease_id="ti-1", owns_lease_id=False)
@@ -392,12 +390,12 @@ def test_a_process_that_was_stalled_does_not_take_a_waiter_from_the_one_that_goe
 
     run_a_while(stalled, stalled.presence.maintain(), 3.0)
 
-    (entry,) = line(world)
+    (entry,) = queue(world)
     assert entry.process == next_one.queue.own.process
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, CancelledError])
-def test_a_waiter_that_is_interrupted_leaves_the_queue_before_it_ends(
+def test_an_interrupted_waiter_leaves_the_queue_before_it_ends(
     world: World, interruption: type[BaseException]
 ) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
@@ -413,7 +411,7 @@ def test_a_waiter_that_is_interrupted_leaves_the_queue_before_it_ends(
     assert woken(two) is not None
 
 
-def test_a_line_that_cannot_be_left_is_left_to_others_some_day(world: World) -> None:
+def test_the_removal_of_a_waiter_item_is_not_retried_for_ever(world: World) -> None:
     holder, first = Host(world, "holder"), Host(world, "first")
     holder.take(lease_ms=3_600_000)
     one = waiting(first)
@@ -426,7 +424,7 @@ def test_a_line_that_cannot_be_left_is_left_to_others_some_day(world: World) -> 
     assert 300.0 <= world.now < 400.0
 
 
-def test_who_draws_a_number_does_not_put_another_behind_him_who_is_more_urgent(world: World) -> None:
+def test_taking_a_ticket_does_not_move_the_head_past_a_higher_priority(world: World) -> None:
     before, holder, slow, urgent, usual = (
         Host(world, name) for name in ("before", "holder", "slow", "urgent", "usual")
     )
@@ -442,13 +440,13 @@ def test_who_draws_a_number_does_not_put_another_behind_him_who_is_more_urgent(w
     first = world.record().queue_head
     assert first
 
-    waits.step()  # it has seen no line
+    waits.step()  # it has read the record before there was a queue
 
     assert world.record().queue_head == first
 
 
-@pytest.mark.parametrize("away", [0.0, 300.0], ids=["at once", "when the other is long dead"])
-def test_a_waiter_that_goes_on_in_another_process_keeps_its_place(world: World, away: float) -> None:
+@pytest.mark.parametrize("pause", [0.0, 300.0], ids=["at once", "long after the other process has died"])
+def test_a_waiter_that_continues_in_another_process_keeps_its_position(world: World, pause: float) -> None:
     holder, triggerer, second, next_one = (
         Host(world, name) for name in ("holder", "triggerer", "second", "next triggerer")
     )
@@ -457,19 +455,19 @@ def test_a_waiter_that_goes_on_in_another_process_keeps_its_place(world: World, 
     with pytest.raises(KeyboardInterrupt):
         one.interrupt(KeyboardInterrupt())
     run_a_while(triggerer, triggerer.presence.maintain(), 3.0)
-    assert owners(world) == ["triggerer"], "somebody may go on in it soon"
-    world.now += away
+    assert owners(world) == ["triggerer"], "another process may continue it soon"
+    world.now += pause
     two = waiting(second)
 
     one = waiting(next_one, lease_id="ti-1", owns_lease_id=False)
 
-    assert len(line(world)) == 2
+    assert len(queue(world)) == 2
     holder.release()
     assert woken(two) is None
     assert woken(one) is not None
 
 
-def test_who_leaves_the_look_at_the_line_to_another_looks_himself_if_that_fails(world: World) -> None:
+def test_a_waiter_reads_the_queue_itself_if_the_read_that_it_shares_fails(world: World) -> None:
     holder, triggerer = Host(world, "holder"), Host(world, "triggerer")
     holder.take(lease_ms=3_600_000)
 
@@ -487,7 +485,7 @@ def test_who_leaves_the_look_at_the_line_to_another_looks_himself_if_that_fails(
     assert owners(world) == ["triggerer"]
 
 
-def test_who_resigns_for_a_waiter_frees_its_place_at_once(world: World) -> None:
+def test_dequeuing_an_attempt_removes_its_waiter_at_once(world: World) -> None:
     holder, triggerer, second = (Host(world, name) for name in ("holder", "triggerer", "second"))
     holder.take()
     one = waiting(triggerer, lease_id="ti-1", owns_lease_id=False)
@@ -502,7 +500,7 @@ def test_who_resigns_for_a_waiter_frees_its_place_at_once(world: World) -> None:
     assert woken(two) is not None
 
 
-def test_a_place_that_nobody_goes_on_in_is_a_dead_ones(world: World) -> None:
+def test_a_waiter_that_no_process_continues_counts_as_dead(world: World) -> None:
     holder, triggerer, second = (Host(world, name) for name in ("holder", "triggerer", "second"))
     holder.take(lease_ms=3_600_000)
     one = waiting(triggerer, lease_id="ti-1", owns_lease_id=False)
@@ -516,11 +514,11 @@ def test_a_place_that_nobody_goes_on_in_is_a_dead_ones(world: World) -> None:
     assert woken(two) is not None
 
 
-def test_a_waiter_whose_entry_is_gone_stands_in_line_again(world: World) -> None:
+def test_a_waiter_whose_item_was_deleted_is_queued_again(world: World) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     holder.take()
     one = waiting(first)
-    (entry,) = line(world)
+    (entry,) = queue(world)
     two = waiting(second)
     world.client.delete_item(
         TableName="locks", Key={"key": {"S": KEY}, "entry": {"S": f"waiter/{entry.place}"}}
@@ -545,40 +543,40 @@ def test_a_later_attempt_does_not_wait_behind_an_earlier_one(world: World) -> No
     assert woken(again) is not None
 
 
-# -- what is seen of it -----------------------------------------------------------------------------------------------
+# -- what others can read ---------------------------------------------------------------------------------------------
 
 
-def test_a_waiter_tells_who_it_is_since_when_and_for_how_long_it_would_wait(world: World) -> None:
+def test_a_waiter_item_has_owner_priority_start_and_deadline(world: World) -> None:
     Host(world, "holder").take()
     waiting(Host(world, "first"), timeout=60.0, priority=3)
 
-    (waiter,) = line(world)
+    (waiter,) = queue(world)
 
     assert (waiter.owner, waiter.priority, waiter.slots, waiter.mode) == ("first", 3, 1, "exclusive")
     assert waiter.until is not None
     assert (waiter.until - waiter.since).total_seconds() == 60.0
 
 
-def test_a_process_has_one_name_though_two_threads_ask_for_it_at_once(world: World) -> None:
+def test_a_process_has_one_name_even_if_two_threads_read_it_at_once(world: World) -> None:
     host = Host(world)
-    quicker: list[str] = []
+    faster: list[str] = []
 
     def stamp() -> Stamp:
-        if not quicker:
-            quicker.append("a thread that asks while the other makes its stamp")
-            quicker[0] = host.queue.own.process
+        if not faster:
+            faster.append("a thread that reads the name while another creates its stamp")
+            faster[0] = host.queue.own.process
         return host.stamp()
 
     host.queue.own.stamp = stamp
 
-    assert host.queue.own.process == quicker[0] == host.queue.own.process
+    assert host.queue.own.process == faster[0] == host.queue.own.process
 
 
-def test_a_standing_is_described(world: World) -> None:
+def test_a_position_is_described(world: World) -> None:
     Host(world, "holder").take()
     for name in ("prod/a", "prod/b", "prod/c"):
         waiting(Host(world, name))
-    waiters = line(world)
+    waiters = queue(world)
 
     third, first = (queue_positions(waiters)[waiters[number].place] for number in (2, 0))
     assert third.describe() == "3rd of 3, behind prod/b"

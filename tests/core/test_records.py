@@ -1,4 +1,4 @@
-"""Records that another program wrote or damaged: refused with an error that names them, and left just as they are."""
+"""Records that another program wrote or damaged: they are refused with an error that names them, and not changed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ DAMAGED = {
     "held, holders as a list": HELD | {"holders": [HOLDER]},
     "idle, holders as an empty list": IDLE | {"holders": []},
     "a holder that is text": HELD | {"holders": {"a": "me"}},
-    "a holder that is nothing": HELD | {"holders": {"a": None}},
+    "a holder that is null": HELD | {"holders": {"a": None}},
     "a holder with no slots": _holder(slots=0),
     "a holder with half a slot": _holder(slots=0.5),
     "a holder without a lease": _holder(lease_ms=0),
@@ -70,17 +70,17 @@ DAMAGED = {
     "a holder with slots as text": _holder(slots="1"),
     "a holder whose version is a number": _holder(version=1),
     "a holder whose owner is a number": _holder(owner=1),
-    "a holder acquired at no time": _holder(acquired_at="yesterday"),
-    "a holder acquired beyond all time": _holder(acquired_at=10**20),
-    "a holder renewed at no time": _holder(renewed_at="yesterday"),
-    "a holder renewed beyond all time": _holder(renewed_at=10**20),
-    "a holder whose inside is a list": _holder(processes=["pid-1"]),
+    "a holder acquired at no valid time": _holder(acquired_at="yesterday"),
+    "a holder acquired after the last valid time": _holder(acquired_at=10**20),
+    "a holder renewed at no valid time": _holder(renewed_at="yesterday"),
+    "a holder renewed after the last valid time": _holder(renewed_at=10**20),
+    "a holder whose processes are a list": _holder(processes=["pid-1"]),
     "a holder whose about is text": _holder(about="dag"),
-    "held, seeded by a number": HELD | {"token_base": 7},
-    "idle, seeded by a number": IDLE | {"token_base": 7},
-    "idle, seeded by nothing": IDLE | {"token_base": None},
-    "held, vacated at no time": HELD | {"last_freed_at": "yesterday"},
-    "idle, vacated beyond all time": IDLE | {"last_freed_at": 10**20},
+    "held, a token base that is a number": HELD | {"token_base": 7},
+    "idle, a token base that is a number": IDLE | {"token_base": 7},
+    "idle, a token base that is null": IDLE | {"token_base": None},
+    "held, freed at no valid time": HELD | {"last_freed_at": "yesterday"},
+    "idle, freed after the last valid time": IDLE | {"last_freed_at": 10**20},
     "counters that do not add up": HELD | {"available": 1, "capacity": 3},
     "a held lock that counts as free": HELD | {"available": 1},
     "a free lock that counts as held": IDLE | {"available": 0},
@@ -89,11 +89,11 @@ DAMAGED = {
 }
 
 
-# What the first write of an acquire meets as well, since it names the format.
+# The same with the attribute that the first write of an acquire requires.
 DAMAGED |= {
-    f"{name}, seeded": values | {"token_base": "verified"}
+    f"{name}, verified": values | {"token_base": "verified"}
     for name, values in DAMAGED.items()
-    if "idle" in name and "seed" not in name
+    if "idle" in name and "token base" not in name
 }
 
 
@@ -103,7 +103,7 @@ def host(world: World) -> Host:
 
 
 @pytest.mark.parametrize("values", DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_record_is_refused_by_name_and_left_as_it_is(
+def test_a_damaged_record_is_refused_by_name_and_not_changed(
     world: World, host: Host, values: dict[str, Any]
 ) -> None:
     world.store(**{name: encode(value) for name, value in values.items()})
@@ -118,10 +118,10 @@ def test_a_damaged_record_is_refused_by_name_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("values", DAMAGED.values(), ids=DAMAGED.keys())
-def test_no_write_of_a_holder_makes_a_damaged_record_worse(
+def test_no_write_of_a_holder_changes_a_damaged_record(
     world: World, host: Host, values: dict[str, Any]
 ) -> None:
-    """They find that there is no such lease, or that the record is damaged, and change nothing."""
+    """They report that the lease is lost, or that the record is damaged, and change nothing."""
     world.store(**{name: encode(value) for name, value in values.items()})
     for write in (
         host.heartbeat,
@@ -138,7 +138,7 @@ def test_no_write_of_a_holder_makes_a_damaged_record_worse(
     }
 
 
-def test_the_least_that_a_record_may_say_is_read(world: World) -> None:
+def test_a_record_with_the_smallest_values_is_read(world: World) -> None:
     least = {
         "lease_ms": 1,
         "grace_ms": 1,
@@ -157,23 +157,23 @@ def test_the_least_that_a_record_may_say_is_read(world: World) -> None:
     assert record.last_freed_at_ms == 0
 
 
-def test_the_least_that_the_entry_of_a_waiter_may_say_is_read() -> None:
-    said = {
+def test_a_waiter_item_with_the_smallest_values_is_read() -> None:
+    least = {
         "key": KEY, "entry": "waiter/50/000000000000001/x", "lease_id": "a", "owner": "me", "slots": 1, "capacity": 1,
         "priority": 0, "since": 0, "until": 0, "renewed_at": 0, "version": "v",
     }  # fmt: skip
-    waiter = read_waiter({name: encode(value) for name, value in said.items()}, "t")
+    waiter = read_waiter({name: encode(value) for name, value in least.items()}, "t")
     assert (waiter.since_ms, waiter.until_ms, waiter.renewed_at_ms) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"acquired_at": 253_402_300_800_000},  # the year 10000, which no datetime shows
+        {"acquired_at": 253_402_300_800_000},  # the year 10000, which no datetime can represent
         {"lease_ms": round(LONGEST_TIME * 1000) + 1},
     ],
 )
-def test_a_number_that_nothing_could_have_written_is_damage(world: World, changed: dict[str, int]) -> None:
+def test_a_number_out_of_range_is_damage(world: World, changed: dict[str, int]) -> None:
     world.store(**{name: encode(value) for name, value in _holder(**changed).items()})
     with pytest.raises(LockRecordError):
         world.record()
@@ -189,7 +189,7 @@ def test_the_error_says_what_is_wrong_and_what_to_do(world: World, host: Host) -
     assert issubclass(LockRecordError, LockTableError)
 
 
-def test_attributes_that_we_do_not_know_are_let_be(world: World, host: Host) -> None:
+def test_unknown_attributes_are_kept(world: World, host: Host) -> None:
     world.store(
         **{name: encode(value) for name, value in IDLE.items()}, note={"S": "mine"}, tags={"SS": ["x"]}
     )
@@ -201,29 +201,27 @@ def test_attributes_that_we_do_not_know_are_let_be(world: World, host: Host) -> 
     assert (item["note"], item["tags"]) == ({"S": "mine"}, {"SS": ["x"]})
 
 
-def test_a_token_is_in_doubt_only_where_the_record_says_that_a_host_seeded_it(world: World) -> None:
-    for told, in_doubt in (
+def test_a_token_base_is_unverified_only_if_the_record_says_so(world: World) -> None:
+    for attributes, unverified in (
         ({"token_base": "unverified"}, True),
         ({"token_base": "verified"}, False),
         ({}, False),
     ):
-        world.store(**{name: encode(value) for name, value in (IDLE | told).items()})
-        assert world.record().unverified is in_doubt, told
+        world.store(**{name: encode(value) for name, value in (IDLE | attributes).items()})
+        assert world.record().unverified is unverified, attributes
 
 
-def test_the_token_of_a_record_that_tells_nothing_of_its_seed_is_taken_as_it_is(
-    world: World, host: Host
-) -> None:
+def test_the_token_of_a_record_without_a_token_base_counts_as_verified(world: World, host: Host) -> None:
     world.store(**{name: encode(value) for name, value in IDLE.items()})
 
     granted = host.take()
 
     assert granted.token == 18
-    assert world.actions() == ["UpdateItem"] * 2, "it has to be seen first, to be sure that it has a token"
+    assert world.actions() == ["UpdateItem"] * 2, "a read shows first that the record has a token"
     assert world.record().token_base == "verified"
 
 
-def test_a_record_says_who_holds_the_lock_since_when_and_when_last_heard_of() -> None:
+def test_a_record_describes_its_holder_and_its_last_heartbeat() -> None:
     noon = 1_800_014_400_000
     holder = a_holder(owner="prod/etl/run", acquired_at_ms=noon, renewed_at_ms=noon + 60_000)
     record = LockRecord(KEY, 1, 0, {"a": holder}, token=1, read_at_ms=noon + 64_000)
@@ -232,13 +230,13 @@ def test_a_record_says_who_holds_the_lock_since_when_and_when_last_heard_of() ->
     assert LockRecord(KEY, 1, 1, {}, token=1).describe() == "Not locked"
 
 
-def test_a_record_is_the_same_whenever_it_is_read() -> None:
+def test_records_read_at_different_times_are_equal() -> None:
     assert LockRecord(KEY, 1, 1, {}, token=1, read_at_ms=1) == LockRecord(
         KEY, 1, 1, {}, token=1, read_at_ms=2
     )
 
 
-def test_a_holder_of_yesterday_is_named_with_the_date() -> None:
+def test_a_holder_since_yesterday_is_described_with_the_date() -> None:
     noon = 1_800_014_400_000
     holder = a_holder(acquired_at_ms=noon, processes={"1": noon, "2": noon}, draining=True)
 
@@ -248,14 +246,14 @@ def test_a_holder_of_yesterday_is_named_with_the_date() -> None:
     )
 
 
-def test_two_locks_are_two_records_whatever_their_names(world: World, host: Host) -> None:
-    """peers.md, 8: ("ab", "c") and ("a", "bc") shared one lock."""
+def test_locks_with_similar_names_have_records_of_their_own(world: World, host: Host) -> None:
+    """In another library, ("ab", "c") and ("a", "bc") shared one lock."""
     for name in ("ab/c", "a/bc", "abc", "ab", "c"):
         assert isinstance(host.take(name, key=name), Granted)
 
 
-def test_a_heartbeat_that_races_a_release_does_not_bring_the_lease_back(world: World, host: Host) -> None:
-    """peers.md, 8: it did, and the record stayed locked by nobody."""
+def test_a_heartbeat_that_races_a_release_does_not_restore_the_lease(world: World, host: Host) -> None:
+    """In another library it did, and the record stayed locked without a holder."""
     host.take()
     late = host.operations.requests.format.renew(KEY, "b", 30_000, host.stamp(), Heartbeat())
     host.release()

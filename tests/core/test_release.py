@@ -1,4 +1,4 @@
-"""Giving back: release, leave, abandon (rule R8) and break. Released means that nobody is inside any more."""
+"""Release, leave, drain (rule R8: drain before release) and break. No process is inside a released lease."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_late_release_leaves_the_successors_lock_alone(world: World, host: Hos
     assert world.item() == before
 
 
-def test_releasing_what_was_never_taken_makes_no_record(world: World, host: Host) -> None:
+def test_releasing_a_lock_never_acquired_creates_no_record(world: World, host: Host) -> None:
     assert host.release() == Lost(None, "a")
     assert world.item() is None
 
@@ -90,7 +90,7 @@ def test_releasing_twice_frees_once(world: World, host: Host) -> None:
     assert world.record().available == 2
 
 
-def test_a_release_while_processes_are_inside_abandons_instead(world: World, host: Host) -> None:
+def test_a_release_while_processes_are_inside_drains_the_lease(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
     version = world.record().holders["a"].version
@@ -100,11 +100,11 @@ def test_a_release_while_processes_are_inside_abandons_instead(world: World, hos
     assert isinstance(outcome, Draining)
     holder = world.record().holders["a"]
     assert (holder.draining, holder.lease_ms) == (True, 7_000)
-    assert holder.version != version, "observers count the grace from now"
+    assert holder.version != version, "observations of the grace start from now"
     assert world.record().available == 0
 
 
-def test_a_lease_is_abandoned_only_once(world: World, host: Host) -> None:
+def test_a_lease_is_drained_only_once(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
     host.release(grace_ms=7_000)
@@ -114,10 +114,10 @@ def test_a_lease_is_abandoned_only_once(world: World, host: Host) -> None:
     outcome = host.release(grace_ms=7_000)
 
     assert isinstance(outcome, Draining)
-    assert world.item() == before, "a second one would start the grace afresh"
+    assert world.item() == before, "a second drain would restart the grace"
 
 
-def test_the_last_one_to_leave_an_abandoned_lease_releases_it(world: World, host: Host) -> None:
+def test_the_last_process_to_leave_a_draining_lease_releases_it(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
     host.enter("pid-2")
@@ -129,7 +129,9 @@ def test_the_last_one_to_leave_an_abandoned_lease_releases_it(world: World, host
     assert (world.record().available, world.record().holders) == (1, {})
 
 
-def test_the_last_one_to_leave_a_lease_that_is_not_ending_leaves_it_held(world: World, host: Host) -> None:
+def test_the_last_process_to_leave_a_lease_that_is_not_draining_keeps_it_held(
+    world: World, host: Host
+) -> None:
     host.take()
     host.enter("pid-1")
 
@@ -147,9 +149,7 @@ def test_the_last_process_leaves_and_releases_with_one_write(world: World, host:
     assert (world.record().available, world.record().holders) == (1, {})
 
 
-def test_a_process_that_leaves_to_release_while_another_is_inside_drains_the_lease(
-    world: World, host: Host
-) -> None:
+def test_a_leave_that_would_release_drains_while_another_process_is_inside(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
     host.enter("pid-2")
@@ -172,8 +172,8 @@ def test_the_last_process_of_a_draining_lease_leaves_and_releases_with_one_write
     assert world.actions() == ["UpdateItem"]
 
 
-def test_a_process_that_is_not_inside_does_not_release_over_one_that_is(world: World, host: Host) -> None:
-    """Its `enter` may never have arrived. The one process inside is another."""
+def test_a_process_that_is_not_inside_drains_if_another_is(world: World, host: Host) -> None:
+    """Its `enter` may never have arrived, and another process is inside."""
     host.take()
     host.enter("pid-1")
 
@@ -181,7 +181,7 @@ def test_a_process_that_is_not_inside_does_not_release_over_one_that_is(world: W
     assert set(world.record().holders["a"].processes) == {"pid-1"}
 
 
-def test_a_process_whose_enter_never_arrived_releases_all_the_same(world: World, host: Host) -> None:
+def test_a_process_whose_enter_never_arrived_still_releases(world: World, host: Host) -> None:
     host.take()
 
     assert host.leave("pid-1", release=True) == Released()
@@ -204,7 +204,9 @@ def test_a_leave_that_releases_keeps_the_slots_for_min_hold(world: World, host: 
 
 
 @pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
-def test_a_leave_that_released_without_an_answer_is_a_release(world: World, host: Host, fate: str) -> None:
+def test_a_leave_that_released_but_whose_answer_is_lost_is_a_release(
+    world: World, host: Host, fate: str
+) -> None:
     host.take()
     host.enter("pid-1")
     world.faults.append(fate)
@@ -224,9 +226,7 @@ def test_a_late_leave_that_releases_leaves_the_successors_lock_alone(world: Worl
     assert world.item() == before
 
 
-def test_a_process_that_enters_before_the_leave_arrives_is_not_left_without_a_lease(
-    world: World, host: Host
-) -> None:
+def test_a_process_that_enters_before_the_leave_arrives_keeps_the_lease(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
     leaving = host.start_leave("pid-1", release=True)
@@ -246,17 +246,19 @@ def test_a_leave_that_releases_frees_its_own_slots_only(world: World, host: Host
     assert list(world.record().holders) == ["b"]
 
 
-def test_leaving_changes_nothing_for_those_who_watch_the_holder(world: World, host: Host) -> None:
+def test_a_leave_does_not_change_the_version_that_others_observe(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
     version = world.record().holders["a"].version
 
     host.leave("pid-1")
 
-    assert world.record().holders["a"].version == version, "one who leaves is no sign of life of the others"
+    assert world.record().holders["a"].version == version, (
+        "a leave does not show that other processes are alive"
+    )
 
 
-def test_leaving_a_lease_that_is_gone_says_so_and_changes_nothing(world: World, host: Host) -> None:
+def test_leaving_a_lease_that_is_gone_is_reported_and_changes_nothing(world: World, host: Host) -> None:
     host.take("other")
     before = world.item()
 
@@ -264,7 +266,7 @@ def test_leaving_a_lease_that_is_gone_says_so_and_changes_nothing(world: World, 
     assert world.item() == before
 
 
-def test_a_lock_is_free_at_once_when_the_last_one_leaves_between_refused_release_and_abandon(
+def test_the_lock_is_free_if_the_last_process_leaves_between_a_refused_release_and_its_drain(
     world: World, host: Host
 ) -> None:
     host.take()
@@ -276,7 +278,7 @@ def test_a_lock_is_free_at_once_when_the_last_one_leaves_between_refused_release
     assert world.record().holders == {}
 
 
-def test_a_lease_released_by_the_last_one_to_leave_before_the_abandon_counts_as_gone(
+def test_a_lease_that_the_last_process_releases_before_the_drain_counts_as_lost(
     world: World, host: Host
 ) -> None:
     host.take()
@@ -288,13 +290,13 @@ def test_a_lease_released_by_the_last_one_to_leave_before_the_abandon_counts_as_
     assert isinstance(refused.finish(), Lost)
 
 
-def test_after_a_process_is_killed_inside_the_lock_is_free_a_grace_after_its_last_beat(
+def test_after_a_process_inside_is_killed_the_lock_is_free_a_grace_after_its_heartbeat(
     make_world: Callable[..., World],
 ) -> None:
     world = make_world(dates=False)
     host, waiter = Host(world, "a"), Host(world, "b")
     host.take()
-    host.enter("pid-1")  # its first and last beat
+    host.enter("pid-1")  # its first and last heartbeat
     host.release(grace_ms=15_000)
 
     granted = waiter.start_acquire().finish()
@@ -303,14 +305,14 @@ def test_after_a_process_is_killed_inside_the_lock_is_free_a_grace_after_its_las
     assert 15.0 <= world.now <= 17.0
 
 
-def test_a_process_that_was_killed_long_ago_delays_the_next_by_no_more_than_a_grace(
+def test_a_process_that_was_killed_long_ago_delays_the_next_by_at_most_a_grace(
     world: World, host: Host
 ) -> None:
     host.take()
     host.enter("killed")
     for _ in range(100):
         world.now += 10.0
-        host.heartbeat()  # the keeper's
+        host.heartbeat()  # of the heartbeat task
     assert isinstance(host.release(), Draining)
     other = Host(world, "other")
     assert isinstance(other.take(), Busy)
@@ -320,7 +322,7 @@ def test_a_process_that_was_killed_long_ago_delays_the_next_by_no_more_than_a_gr
     assert isinstance(other.take(), Granted)
 
 
-def test_while_a_process_inside_an_ending_lease_beats_nobody_gets_the_lock(
+def test_a_draining_lease_stays_held_while_a_process_inside_sends_heartbeats(
     make_world: Callable[..., World],
 ) -> None:
     world = make_world(dates=False)
@@ -338,7 +340,7 @@ def test_while_a_process_inside_an_ending_lease_beats_nobody_gets_the_lock(
     assert isinstance(waiter.take(), Granted)
 
 
-def test_an_attempt_whose_own_lease_is_ending_waits_like_everybody_else(world: World, host: Host) -> None:
+def test_an_attempt_whose_own_lease_is_draining_waits_like_any_other(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
     host.release()
@@ -347,27 +349,29 @@ def test_an_attempt_whose_own_lease_is_ending_waits_like_everybody_else(world: W
     assert world.record().holders["a"].draining
 
 
-@pytest.mark.parametrize("what", ["enter", "release", "abandon", "leave", "rest"])
-def test_a_transaction_in_the_way_is_waited_for(world: World, host: Host, what: str) -> None:
-    host.take(min_hold_ms=60_000 if what == "rest" else 0)
-    if what in ("leave", "abandon"):
+@pytest.mark.parametrize("what", ["enter", "release", "drain", "leave", "cool down"])
+def test_a_write_is_retried_after_a_conflicting_transaction(world: World, host: Host, what: str) -> None:
+    host.take(min_hold_ms=60_000 if what == "cool down" else 0)
+    if what in ("leave", "drain"):
         host.enter("pid-1")
     write = _write(host, what)
-    # The two begin with a release that is refused.
-    world.faults.extend([*([""] if what in ("rest", "abandon") else []), CONFLICT, CONFLICT])
+    # These two begin with a release that is refused.
+    world.faults.extend([*([""] if what in ("cool down", "drain") else []), CONFLICT, CONFLICT])
     begun = world.now
 
     outcome = write()
 
-    assert type(outcome).__name__ == {"rest": "Released", "release": "Released", "abandon": "Draining"}.get(
-        what, "Renewed"
-    )
+    assert type(outcome).__name__ == {
+        "cool down": "Released",
+        "release": "Released",
+        "drain": "Draining",
+    }.get(what, "Renewed")
     assert 0 < world.now - begun < 1
     assert not world.faults
 
 
 @pytest.mark.parametrize("what", ["enter", "release", "leave"])
-def test_a_transaction_that_stays_in_the_way_is_an_error(world: World, host: Host, what: str) -> None:
+def test_a_write_fails_if_it_conflicts_every_time(world: World, host: Host, what: str) -> None:
     host.take()
     host.enter("pid-1")
     write = _write(host, what)
@@ -380,7 +384,7 @@ def test_a_transaction_that_stays_in_the_way_is_an_error(world: World, host: Hos
 
 
 @pytest.mark.parametrize("what", ["enter", "release", "leave"])
-def test_what_never_arrived_is_not_sent_again_by_itself(world: World, host: Host, what: str) -> None:
+def test_a_write_that_never_arrived_is_not_sent_again(world: World, host: Host, what: str) -> None:
     host.take()
     host.enter("pid-1")
     world.sent.clear()
@@ -393,7 +397,7 @@ def test_what_never_arrived_is_not_sent_again_by_itself(world: World, host: Host
     assert len(world.sent) == 1
 
 
-def test_a_person_breaks_a_lease_whoever_is_inside(world: World, host: Host) -> None:
+def test_a_lease_is_broken_even_with_processes_inside(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
 
@@ -404,7 +408,7 @@ def test_a_person_breaks_a_lease_whoever_is_inside(world: World, host: Host) -> 
     assert (world.record().available, world.record().holders) == (1, {})
 
 
-def test_breaking_gives_back_as_many_slots_as_the_lease_had(world: World, host: Host) -> None:
+def test_breaking_frees_the_slots_of_the_lease(world: World, host: Host) -> None:
     host.take("big", slots=2, capacity=3)
     host.take("small", capacity=3)
 
@@ -413,16 +417,14 @@ def test_breaking_gives_back_as_many_slots_as_the_lease_had(world: World, host: 
     assert world.record().available == 2
 
 
-def test_a_broken_holder_learns_of_it_with_its_next_beat(world: World, host: Host) -> None:
+def test_the_next_heartbeat_detects_a_broken_lease(world: World, host: Host) -> None:
     host.take()
     host.run(host.operations.admin.break_(KEY, "a"))
 
     assert isinstance(host.heartbeat(), Lost)
 
 
-def test_to_break_what_nobody_holds_is_an_error_that_names_who_holds_the_lock(
-    world: World, host: Host
-) -> None:
+def test_breaking_a_lease_that_is_not_held_names_the_holder_of_the_lock(world: World, host: Host) -> None:
     host.take("other")
     before = world.item()
 
@@ -454,20 +456,20 @@ def test_a_break_that_the_sdk_sent_twice_is_a_break(world: World, host: Host) ->
     assert world.record().available == 1
 
 
-# -- and if DynamoDB does not answer --------------------------------------------------------------------------------
+# -- if DynamoDB does not answer ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def release(world: World, host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """What both clients do to give the lease "a" back, which lasts for 30 s."""
+    """Return the release of a lease of 30 s as both clients run it, with a time to retry for in seconds."""
     monkeypatch.setattr(session, "monotonic", host.now)
     client = ClientCore(TABLE, "a", 30.0, None, 15.0, 10.0)
     host.take()
     lease = Lease(KEY, "a", 1, "a", 1, 1, 30_000, 15_000, 0)
-    return lambda patience: host.run(client.release(lease, patience))
+    return lambda retry_for: host.run(client.release(lease, retry_for))
 
 
-def test_what_an_attempt_has_released_of_a_set_is_released(
+def test_a_set_whose_release_is_retried_is_released_if_each_lock_was(
     world: World, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "monotonic", host.now)
@@ -483,7 +485,7 @@ def test_what_an_attempt_has_released_of_a_set_is_released(
     assert [world.record(key).holders for key in keys] == [{}] * 3
 
 
-def test_a_lost_lease_of_a_set_is_not_taken_for_one_whose_release_was_not_answered(
+def test_a_lost_lease_of_a_set_does_not_count_as_released_without_an_answer(
     world: World, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "monotonic", host.now)
@@ -496,7 +498,7 @@ def test_a_lost_lease_of_a_set_is_not_taken_for_one_whose_release_was_not_answer
     assert isinstance(outcome, Lost)
 
 
-def test_the_impatient_are_told_at_once(world: World, release: Callable[..., Any]) -> None:
+def test_a_release_without_retries_fails_at_once(world: World, release: Callable[..., Any]) -> None:
     for fate, failure in ((UNSENT, LockUnavailableError), (DENIED, LockAccessError)):
         world.faults.append(fate)
         with pytest.raises(failure):
@@ -505,14 +507,16 @@ def test_the_impatient_are_told_at_once(world: World, release: Callable[..., Any
     assert release(0) == Released()
 
 
-def test_patience_has_an_end_where_it_was_given_one(world: World, release: Callable[..., Any]) -> None:
+def test_a_release_is_retried_for_the_given_time(world: World, release: Callable[..., Any]) -> None:
     world.faults.extend([UNSENT] * 1000)
     with pytest.raises(LockUnavailableError):
         release(5)
     assert world.now == 5.0
 
 
-def test_a_patient_release_waits_without_end_for_dynamodb(world: World, release: Callable[..., Any]) -> None:
+def test_a_release_without_a_limit_is_retried_until_dynamodb_answers(
+    world: World, release: Callable[..., Any]
+) -> None:
     world.faults.extend([UNSENT] * 500)
 
     assert release(None) == Released()
@@ -520,7 +524,7 @@ def test_a_patient_release_waits_without_end_for_dynamodb(world: World, release:
     assert world.record().holders == {}
 
 
-def test_a_patient_release_that_was_applied_unheard_is_a_release(
+def test_a_retried_release_that_was_applied_without_an_answer_is_a_release(
     world: World, release: Callable[..., Any]
 ) -> None:
     world.faults.extend([LOST, LOST, UNSENT, DENIED])
@@ -537,7 +541,7 @@ def test_a_release_that_was_applied_before_it_failed_is_a_release(
     assert release(None) == Released()
 
 
-def test_a_patient_release_outlasts_credentials_that_expired(
+def test_a_release_is_retried_while_credentials_are_expired(
     world: World, release: Callable[..., Any]
 ) -> None:
     world.faults.extend([DENIED] * 29)
@@ -545,9 +549,7 @@ def test_a_patient_release_outlasts_credentials_that_expired(
     assert release(None) == Released()
 
 
-def test_a_patient_release_that_is_denied_for_a_lease_says_so(
-    world: World, release: Callable[..., Any]
-) -> None:
+def test_a_release_that_is_denied_for_a_whole_lease_fails(world: World, release: Callable[..., Any]) -> None:
     world.faults.extend([DENIED] * 1000)
 
     with pytest.raises(LockAccessError):
@@ -555,7 +557,7 @@ def test_a_patient_release_that_is_denied_for_a_lease_says_so(
     assert world.now == 30.0
 
 
-def test_a_lease_of_denials_counts_from_the_first_of_them_in_a_row(
+def test_the_time_of_denials_counts_from_the_first_of_them_in_a_row(
     world: World, release: Callable[..., Any]
 ) -> None:
     world.faults.extend([UNSENT] * 100 + [DENIED] * 20 + [UNSENT] + [DENIED] * 20)

@@ -1,4 +1,4 @@
-"""Keeping a lease: heartbeats, who may count on it and until when, and how its holder learns that it is lost."""
+"""Renewing a lease: heartbeats, until when its holder may rely on it, and how the holder detects that it is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_heartbeat_is_one_write_that_changes_the_version_and_the_time(world: W
     assert after.acquired_at_ms == before.acquired_at_ms
 
 
-def test_every_heartbeat_has_a_version_of_its_own_even_one_sent_again(world: World, host: Host) -> None:
+def test_every_heartbeat_has_a_new_version(world: World, host: Host) -> None:
     host.take()
     versions = {world.record().holders["a"].version}
     for _ in range(5):
@@ -48,7 +48,7 @@ def test_every_heartbeat_has_a_version_of_its_own_even_one_sent_again(world: Wor
     assert len(versions) == 6
 
 
-def test_a_process_asks_for_the_servers_time_before_its_first_heartbeat(world: World) -> None:
+def test_a_process_asks_for_server_time_before_its_first_heartbeat(world: World) -> None:
     Host(world, "a").take()
     world.now += 20.0
     world.sent.clear()
@@ -62,11 +62,11 @@ def test_a_process_asks_for_the_servers_time_before_its_first_heartbeat(world: W
     assert world.actions() == ["GetItem", "UpdateItem", "UpdateItem"]
 
 
-def test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_the_one_before(
+def test_a_heartbeat_without_server_time_removes_the_previous_stamp(
     world: World,
 ) -> None:
     dated, dateless = Host(world, "a"), Host(world, "a")
-    dateless.clock.answered = True  # and no answer was dated
+    dateless.clock.answered = True  # by answers without a date
     dated.take()
     assert world.record().holders["a"].renewed_at_ms is not None
 
@@ -75,7 +75,7 @@ def test_a_heartbeat_that_does_not_know_the_servers_time_removes_the_stamp_of_th
     assert world.record().holders["a"].renewed_at_ms is None
 
 
-def test_a_heartbeat_of_a_lease_that_is_not_among_the_holders_says_so_and_changes_nothing(
+def test_a_heartbeat_of_a_lease_that_is_not_held_reports_it_as_lost_and_changes_nothing(
     world: World, host: Host
 ) -> None:
     host.take("other")
@@ -90,12 +90,12 @@ def test_a_heartbeat_of_a_lease_that_is_not_among_the_holders_says_so_and_change
     assert world.item() == before
 
 
-def test_a_heartbeat_never_makes_a_record(world: World, host: Host) -> None:
+def test_a_heartbeat_never_creates_a_record(world: World, host: Host) -> None:
     assert host.heartbeat("mine") == Lost(None, "mine")
     assert world.item() is None
 
 
-def test_the_first_process_to_enter_and_the_last_to_leave_are_noted(world: World, host: Host) -> None:
+def test_processes_that_enter_and_leave_are_recorded(world: World, host: Host) -> None:
     host.take()
 
     assert isinstance(host.enter("pid-1"), Renewed)
@@ -116,7 +116,7 @@ def test_entering_twice_is_entering_once(world: World, host: Host) -> None:
     assert world.record().holders["a"].processes == {}
 
 
-def test_to_enter_is_a_heartbeat_too(world: World, host: Host) -> None:
+def test_an_enter_is_also_a_heartbeat(world: World, host: Host) -> None:
     host.take()
     before = world.record().holders["a"].version
 
@@ -125,7 +125,7 @@ def test_to_enter_is_a_heartbeat_too(world: World, host: Host) -> None:
     assert world.record().holders["a"].version != before
 
 
-def test_nobody_enters_an_ending_lease(world: World, host: Host) -> None:
+def test_no_process_enters_a_draining_lease(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
     host.release()
@@ -137,7 +137,7 @@ def test_nobody_enters_an_ending_lease(world: World, host: Host) -> None:
     assert world.item() == before
 
 
-def test_nobody_enters_a_lease_that_is_gone(world: World, host: Host) -> None:
+def test_no_process_enters_a_lease_that_is_gone(world: World, host: Host) -> None:
     host.take()
     host.release()
     before = world.item()
@@ -165,7 +165,7 @@ def test_the_time_left_never_goes_below_zero() -> None:
     assert term.remaining() == 0.0
 
 
-def test_an_answer_that_comes_late_does_not_shorten_the_time() -> None:
+def test_a_late_answer_does_not_shorten_the_time() -> None:
     term = Term(lambda: 0.0)
     term.renewed(stamped_at=10.0, lease_ms=30_000)
     term.renewed(stamped_at=5.0, lease_ms=30_000)
@@ -184,7 +184,7 @@ def test_a_lost_lease_stays_lost_and_keeps_its_first_reason() -> None:
     assert term.lost == "it was broken"
 
 
-def test_a_lease_says_when_and_why_it_is_lost() -> None:
+def test_a_check_of_a_lost_lease_says_why_it_is_lost() -> None:
     now = 0.0
     term = Term(lambda: now)
     term.renewed(stamped_at=0.0, lease_ms=30_000)
@@ -211,40 +211,38 @@ def test_a_lease_survives_json_and_is_not_valid_until_it_is_renewed() -> None:
     assert (lease.remaining() > 0, copy.remaining()) == (True, 0.0)
 
 
-# -- the loop of heartbeats -----------------------------------------------------------------------------------------
+# -- the heartbeat loop ---------------------------------------------------------------------------------------------
 
 
 def _keep_alive(host: Host, term: Term, *, interval: float = 5.0) -> Paused[None]:
     return host.start(host.operations.renewing.keep_alive([a_lease("a")], interval, term))
 
 
-def test_the_loop_beats_at_its_interval_until_the_lease_is_lost(world: World, host: Host) -> None:
+def test_heartbeats_are_sent_at_their_interval_until_the_lease_is_lost(world: World, host: Host) -> None:
     term = _held(host)
-    beats = _keep_alive(host, term)
+    beating = _keep_alive(host, term)
     for _ in range(4):
-        beats.step().step()
+        beating.step().step()
     assert world.now == 20.0
     assert world.actions().count("UpdateItem") == 1 + 4
     assert term.remaining() == pytest.approx(27.0)
 
     Host(world, "person").run(host.operations.admin.break_(KEY, "a"))
-    beats.finish()
+    beating.finish()
     assert term.lost is not None
     assert "broken" in term.lost
-    assert world.now == 25.0, "noticed with the next beat"
+    assert world.now == 25.0, "detected by the next heartbeat"
 
 
-def test_a_failed_heartbeat_is_tried_again_and_a_recovered_network_resumes_them(
-    world: World, host: Host
-) -> None:
+def test_a_failed_heartbeat_is_retried_until_the_network_recovers(world: World, host: Host) -> None:
     term = _held(host)
-    beats = _keep_alive(host, term)
+    beating = _keep_alive(host, term)
     world.faults.extend([UNSENT] * 15)
 
     while world.faults:
-        beats.step()
+        beating.step()
     assert 0 < term.remaining() < 10, "not renewed meanwhile"
-    beats.step().step()
+    beating.step().step()
 
     assert term.remaining() == pytest.approx(27.0, abs=1.5)
     assert term.lost is None
@@ -252,16 +250,16 @@ def test_a_failed_heartbeat_is_tried_again_and_a_recovered_network_resumes_them(
 
 def test_a_heartbeat_whose_answer_is_lost_is_sent_again_within_a_second(world: World, host: Host) -> None:
     term = _held(host)
-    beats = _keep_alive(host, term)
+    beating = _keep_alive(host, term)
     world.faults.append(LOST)
 
-    beats.step().step().step().step()
+    beating.step().step().step().step()
 
     assert world.now == 6.0
     assert term.until == host.now() + 27.0
 
 
-def test_without_any_answer_the_holder_gives_up_at_its_own_deadline(world: World, host: Host) -> None:
+def test_without_any_answer_the_lease_is_lost_at_its_own_deadline(world: World, host: Host) -> None:
     term = _held(host)
     world.faults.extend([UNSENT] * 1000)
 
@@ -271,25 +269,23 @@ def test_without_any_answer_the_holder_gives_up_at_its_own_deadline(world: World
     assert term.lost == "no heartbeat has succeeded in time"
 
 
-def test_no_heartbeat_is_waited_for_longer_than_the_lease_lasts(world: World, host: Host) -> None:
+def test_a_heartbeat_times_out_at_the_end_of_the_lease(world: World, host: Host) -> None:
     term = _held(host)
-    beats = _keep_alive(host, term).step()
+    beating = _keep_alive(host, term).step()
 
     assert world.now == 5.0
-    assert isinstance(beats.effect, Request)
-    assert beats.effect.within == pytest.approx(22.0)
+    assert isinstance(beating.effect, Request)
+    assert beating.effect.within == pytest.approx(22.0)
 
 
-def test_a_process_inside_an_ending_lease_goes_on_beating_and_counts_on_the_grace_only(
-    world: World, host: Host
-) -> None:
+def test_a_process_inside_a_draining_lease_renews_it_for_the_grace_only(world: World, host: Host) -> None:
     term = _held(host)
     host.enter("pid-1")
     host.release(grace_ms=6_000)
-    beats = _keep_alive(host, term, interval=2.0)
+    beating = _keep_alive(host, term, interval=2.0)
 
     for _ in range(20):
-        beats.step().step()
+        beating.step().step()
 
     assert world.record().holders["a"].draining
     assert term.until - host.now() <= 6.0 * (1 - MARGIN)
@@ -302,24 +298,24 @@ def test_a_lease_never_runs_out_while_heartbeats_succeed(
     world = make_world()
     host = Host(world, "a")
     term = _held(host)
-    beats = _keep_alive(host, term, interval=interval)
+    beating = _keep_alive(host, term, interval=interval)
 
     for _ in range(50):
-        beats.step()
+        beating.step()
         assert term.remaining() > 0
-        beats.step()
+        beating.step()
 
 
-# -- the keeper, who beats for others -------------------------------------------------------------------------------
+# -- the heartbeat task, which renews for other processes -----------------------------------------------------------
 
 
-def _keep(host: Host) -> Paused[Draining | Lost]:
+def _keep_for_processes(host: Host) -> Paused[Draining | Lost]:
     return host.start(host.operations.renewing.keep_for_processes([a_lease("a")], 10.0))
 
 
-def test_a_keeper_beats_at_once_and_then_at_its_interval(world: World, host: Host) -> None:
+def test_a_heartbeat_task_renews_at_once_and_then_at_its_interval(world: World, host: Host) -> None:
     host.take()
-    keeping = _keep(host)
+    keeping = _keep_for_processes(host)
     for _ in range(5):
         version = world.record().holders["a"].version
         keeping.step()
@@ -329,10 +325,10 @@ def test_a_keeper_beats_at_once_and_then_at_its_interval(world: World, host: Hos
     assert world.now == 50.0
 
 
-def test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it(world: World, host: Host) -> None:
+def test_a_heartbeat_task_does_not_renew_a_draining_lease_and_stops(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
-    keeping = _keep(host).step().step()
+    keeping = _keep_for_processes(host).step().step()
     host.release()
     before = world.item()
     while keeping.effect is not None and world.now < 100.0:
@@ -343,9 +339,9 @@ def test_a_keeper_stops_when_the_lease_is_ending_and_does_not_prolong_it(world: 
     assert world.item() == before
 
 
-def test_a_keeper_stops_when_the_lease_is_gone(world: World, host: Host) -> None:
+def test_a_heartbeat_task_stops_when_the_lease_is_gone(world: World, host: Host) -> None:
     host.take()
-    keeping = _keep(host).step().step()
+    keeping = _keep_for_processes(host).step().step()
     host.release()
     Host(world, "b").take()
     before = world.item()
@@ -354,25 +350,25 @@ def test_a_keeper_stops_when_the_lease_is_gone(world: World, host: Host) -> None
     assert world.item() == before
 
 
-def test_a_keeper_goes_on_after_a_failure_of_any_length(world: World, host: Host) -> None:
-    """It relies on nothing itself: as long as the record shows the lease, somebody may be working under it."""
+def test_a_heartbeat_task_continues_after_an_outage_of_any_length(world: World, host: Host) -> None:
+    """As long as the record shows the lease, a process may be working under it."""
     host.take()
-    keeping = _keep(host)
+    keeping = _keep_for_processes(host)
     world.faults.extend([UNSENT, LOST] * 50)
     while world.faults:
         keeping.step()
     version = world.record().holders["a"].version
 
-    keeping.step().step().step()  # it sleeps, asks for the server's time, and beats
+    keeping.step().step().step()  # sleeps, asks for server time, and renews
 
     assert world.now > 90.0
     assert world.record().holders["a"].version != version
 
 
-def test_a_keeper_that_is_denied_goes_on_for_a_lease(world: World, host: Host) -> None:
-    """Credentials expire, and are replaced."""
+def test_a_heartbeat_task_that_is_denied_continues_for_a_lease(world: World, host: Host) -> None:
+    """Credentials expire, and are then replaced."""
     host.take()
-    keeping = _keep(host)
+    keeping = _keep_for_processes(host)
     world.faults.extend([DENIED] * 29)
     while world.faults:
         keeping.step()
@@ -384,9 +380,9 @@ def test_a_keeper_that_is_denied_goes_on_for_a_lease(world: World, host: Host) -
     assert world.record().holders["a"].version != version
 
 
-def test_a_keeper_that_is_denied_for_longer_says_so(world: World, host: Host) -> None:
+def test_a_heartbeat_task_that_is_denied_for_longer_fails(world: World, host: Host) -> None:
     host.take()
-    keeping = _keep(host)
+    keeping = _keep_for_processes(host)
     world.faults.extend([DENIED] * 1000)
 
     with pytest.raises(LockAccessError):
@@ -395,9 +391,9 @@ def test_a_keeper_that_is_denied_for_longer_says_so(world: World, host: Host) ->
     assert 30.0 <= world.now <= 31.0
 
 
-def test_a_keeper_that_is_denied_now_and_then_goes_on_without_end(world: World, host: Host) -> None:
+def test_a_heartbeat_task_that_is_denied_at_times_does_not_end(world: World, host: Host) -> None:
     host.take()
-    keeping = _keep(host)
+    keeping = _keep_for_processes(host)
     for _ in range(5):
         world.faults.extend([DENIED] * 20)
         while world.faults:

@@ -1,4 +1,4 @@
-"""Several locks at once: all or none, whatever the order in which they are named, and with few requests."""
+"""Several locks at once: all or none, in any order of the keys, and with few requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def take_all(host: Host, keys: str, *, owns_lease_id: bool = False, **options: A
 def waiting_for(
     host: Host, keys: str, *, timeout: float | None = None, **options: Any
 ) -> Paused[tuple[Granted, ...]]:
-    """Somebody who wants them all, has found one taken, and stands in line by now."""
+    """Return an acquire of several locks that has found one of them held, and is queued."""
     operation = host.operations.acquiring.acquire_all(
         claims(host, keys, **options), now=host.now(), timeout=timeout, poll_interval=1.0, owns_lease_id=True
     )
@@ -55,7 +55,7 @@ def holders(world: World, keys: str) -> dict[str, list[str]]:
     return {key: list(world.record(key).holders) for key in keys}
 
 
-# -- take -------------------------------------------------------------------------------------------------------------
+# -- acquire ----------------------------------------------------------------------------------------------------------
 
 
 def test_locks_never_used_before_are_taken_together_with_two_requests(world: World) -> None:
@@ -66,7 +66,7 @@ def test_locks_never_used_before_are_taken_together_with_two_requests(world: Wor
     assert [each.token for each in granted] == [world.record(key).token for key in "abc"]
 
 
-def test_if_one_is_busy_none_is_taken_and_the_refusal_says_which_and_by_whom(world: World) -> None:
+def test_if_one_lock_is_busy_none_is_taken_and_the_refusal_names_it_and_its_holder(world: World) -> None:
     Host(world, "prod/etl").run(
         Host(world, "prod/etl").operations.attempting.try_acquire(
             claims(Host(world, "prod/etl"), "b")[0], owns_lease_id=False
@@ -82,7 +82,7 @@ def test_if_one_is_busy_none_is_taken_and_the_refusal_says_which_and_by_whom(wor
     assert world.item("c") is None
 
 
-def test_the_dead_of_each_lock_are_reclaimed_in_the_same_transaction(world: World) -> None:
+def test_dead_holders_of_each_lock_are_reclaimed_in_the_same_transaction(world: World) -> None:
     take_all(Host(world, "dead"), "ab")
     world.now += 60.0
     world.sent.clear()
@@ -94,7 +94,7 @@ def test_the_dead_of_each_lock_are_reclaimed_in_the_same_transaction(world: Worl
     assert holders(world, "abc") == {"a": ["me"], "b": ["me"], "c": ["me"]}
 
 
-def test_slots_of_semaphores_are_taken_together_each_with_a_token_of_its_own(world: World) -> None:
+def test_slots_of_semaphores_are_taken_together_each_with_its_own_token(world: World) -> None:
     first, second = Host(world, "first"), Host(world, "second")
     one = take_all(first, "ab", capacity=3)
     two = take_all(second, "ab", capacity=3)
@@ -111,7 +111,7 @@ def test_locks_are_shared_together(world: World) -> None:
     assert isinstance(take_all(Host(world, "writer"), "bc"), Busy)
 
 
-def test_one_in_use_with_another_capacity_is_an_error_and_none_is_taken(world: World) -> None:
+def test_a_lock_held_with_another_capacity_is_an_error_and_none_is_taken(world: World) -> None:
     take_all(Host(world, "etl"), "ab", capacity=3)
 
     with pytest.raises(CapacityMismatchError, match="'a'"):
@@ -120,26 +120,26 @@ def test_one_in_use_with_another_capacity_is_an_error_and_none_is_taken(world: W
 
 
 @pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED])
-def test_an_answer_that_is_lost_loses_nothing(world: World, fate: str) -> None:
+def test_a_lost_answer_loses_no_lock(world: World, fate: str) -> None:
     me = Host(world, "me")
     world.faults.append(fate)
     try:
         granted = take_all(me, "ab")
-    except Exception:
+    except LockUnavailableError:
         granted = take_all(me, "ab")
 
     assert holders(world, "ab") == {"a": ["me"], "b": ["me"]}
     assert [each.token for each in granted] == [world.record(key).token for key in "ab"]
 
 
-def test_a_caller_that_gives_up_undoes_what_may_have_been_taken(world: World) -> None:
+def test_a_failed_acquire_of_unknown_fate_is_undone(world: World) -> None:
     world.faults.append(LOST)
-    with pytest.raises(Exception, match="broke"):
+    with pytest.raises(LockUnavailableError, match="broke"):
         take_all(Host(world, "me"), "ab", owns_lease_id=True)
     assert holders(world, "ab") == {"a": [], "b": []}
 
 
-def test_one_that_was_broken_before_the_answer_was_heard_is_taken_again(world: World) -> None:
+def test_a_lock_that_was_broken_before_the_confirmation_is_taken_again(world: World) -> None:
     me, person = Host(world, "me"), Host(world, "person")
     taking = me.start(me.operations.attempting.try_acquire_all(claims(me, "ab"), owns_lease_id=False)).step()
     person.run(person.operations.admin.break_("b", "me"))
@@ -154,7 +154,7 @@ def test_one_that_was_broken_before_the_answer_was_heard_is_taken_again(world: W
 # -- wait -------------------------------------------------------------------------------------------------------------
 
 
-def test_two_that_want_the_same_in_another_order_do_not_wait_for_each_other(world: World) -> None:
+def test_two_sets_in_different_orders_do_not_wait_for_each_other(world: World) -> None:
     holder, one, two = (Host(world, name) for name in ("holder", "one", "two"))
     take_all(holder, "ab")
     first, second = waiting_for(one, "ab"), waiting_for(two, "ba")
@@ -168,20 +168,20 @@ def test_two_that_want_the_same_in_another_order_do_not_wait_for_each_other(worl
     assert world.record("a").queue_head is None
 
 
-def test_who_waits_for_several_is_not_starved_by_those_who_want_one(world: World) -> None:
+def test_a_waiter_for_several_locks_is_not_starved_by_waiters_for_one(world: World) -> None:
     a, b, both, newcomer = (Host(world, name) for name in ("a", "b", "both", "newcomer"))
     take_all(a, "a")
     take_all(b, "b")
     waits = waiting_for(both, "ab")
     release_all(a, "a")
 
-    assert isinstance(take_all(newcomer, "a"), Busy), "it is for the one who waits for both"
+    assert isinstance(take_all(newcomer, "a"), Busy), "it is reserved for the waiter for both"
     assert woken(waits) is None
     release_all(b, "b")
     assert woken(waits) is not None
 
 
-def test_it_also_stands_in_line_for_a_lock_never_used_before(world: World) -> None:
+def test_it_is_also_queued_for_a_lock_never_used_before(world: World) -> None:
     holder, both = Host(world, "holder"), Host(world, "both")
     take_all(holder, "a")
     waits = waiting_for(both, "az")
@@ -191,7 +191,7 @@ def test_it_also_stands_in_line_for_a_lock_never_used_before(world: World) -> No
     assert woken(waits) is not None
 
 
-def test_one_that_does_not_exist_is_not_made_while_it_waits_for_another(world: World) -> None:
+def test_a_lock_that_must_exist_is_not_created_by_a_wait_for_another(world: World) -> None:
     take_all(Host(world, "holder"), "a")
 
     with pytest.raises(LockNotFoundError, match="no record of the lock 'z'"):
@@ -199,7 +199,7 @@ def test_one_that_does_not_exist_is_not_made_while_it_waits_for_another(world: W
     assert world.item("z") is None
 
 
-def test_who_gives_up_leaves_all_lines(world: World) -> None:
+def test_a_waiter_that_times_out_leaves_all_queues(world: World) -> None:
     holder, both = Host(world, "holder"), Host(world, "both")
     take_all(holder, "ab")
     waits = waiting_for(both, "ab", timeout=5.0)
@@ -211,12 +211,12 @@ def test_who_gives_up_leaves_all_lines(world: World) -> None:
         assert both.run(both.queue.reader.waiters(key)) == []
 
 
-def test_who_is_cut_off_while_it_leaves_leaves_all_lines_later(world: World) -> None:
+def test_a_waiter_that_is_disconnected_while_it_leaves_leaves_all_queues_later(world: World) -> None:
     holder, both = Host(world, "holder"), Host(world, "both")
     take_all(holder, "ab")
     waits = waiting_for(both, "ab", timeout=5.0)
     places = {key: [each.place for each in both.run(both.queue.reader.waiters(key))] for key in "ab"}
-    assert places["a"] == places["b"], "the same number was drawn in both"
+    assert places["a"] == places["b"], "both queues gave out the same ticket"
     world.now += 6.0
     waits.until("TransactWriteItems")
     world.faults.append(UNSENT)
@@ -229,18 +229,18 @@ def test_who_is_cut_off_while_it_leaves_leaves_all_lines_later(world: World) -> 
     assert [other.run(other.queue.reader.waiters(key)) for key in "ab"] == [[], []]
 
 
-def test_who_draws_at_the_same_time_draws_again(world: World) -> None:
+def test_a_waiter_takes_new_tickets_if_another_took_some_at_the_same_time(world: World) -> None:
     holder, one, two = (Host(world, name) for name in ("holder", "one", "two"))
     take_all(holder, "ab")
-    drawing = one.start(
+    enqueueing = one.start(
         one.operations.acquiring.acquire_all(
             claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, owns_lease_id=True
         )
     )
     while world.actions()[-1] != "BatchGetItem" or len(world.sent) < 4:
-        drawing.step()
+        enqueueing.step()
     second = waiting_for(two, "ba")
-    first = until_waiting(drawing)
+    first = until_waiting(enqueueing)
     release_all(holder, "ab")
 
     assert woken(first) is None
@@ -249,16 +249,16 @@ def test_who_draws_at_the_same_time_draws_again(world: World) -> None:
 
 @pytest.mark.parametrize("requests", range(12))
 def test_of_two_sets_one_comes_first_in_every_queue(world: World, requests: int) -> None:
-    """Also if the second set enqueues between any two requests of the first one: else they wait for each other."""
+    """Also if the second set enqueues between any two requests of the first: otherwise they would deadlock."""
     holder, one, two = (Host(world, name) for name in ("holder", "one", "two"))
     take_all(holder, "ab")
-    already = len(world.sent)
+    begun = len(world.sent)
     first = one.start(
         one.operations.acquiring.acquire_all(
             claims(one, "ab"), now=one.now(), timeout=None, poll_interval=1.0, owns_lease_id=True
         )
     )
-    while isinstance(first.effect, Request) and len(world.sent) < already + requests:
+    while isinstance(first.effect, Request) and len(world.sent) < begun + requests:
         first.step()
     waiting_for(two, "ba")
     until_waiting(first)
@@ -269,10 +269,10 @@ def test_of_two_sets_one_comes_first_in_every_queue(world: World, requests: int)
     assert queues[0] == queues[1]
 
 
-# -- keep and give back -----------------------------------------------------------------------------------------------
+# -- renew and release ------------------------------------------------------------------------------------------------
 
 
-def test_a_set_is_kept_and_given_back_with_one_request_each(world: World) -> None:
+def test_a_set_is_renewed_and_released_with_one_request_each(world: World) -> None:
     me = Host(world, "me")
     take_all(me, "abc")
     world.sent.clear()
@@ -284,7 +284,7 @@ def test_a_set_is_kept_and_given_back_with_one_request_each(world: World) -> Non
     assert holders(world, "abc") == {"a": [], "b": [], "c": []}
 
 
-def test_a_set_of_which_one_is_lost_is_lost(world: World) -> None:
+def test_a_set_is_lost_if_one_of_its_leases_is_lost(world: World) -> None:
     me, person = Host(world, "me"), Host(world, "person")
     take_all(me, "abc")
     person.run(person.operations.admin.break_("b", "me"))
@@ -304,7 +304,7 @@ def test_a_heartbeat_of_a_set_keeps_all_of_them_alive(world: World) -> None:
 
 
 @pytest.mark.parametrize("fate", [LOST, LOST_THEN_RETRIED, UNSENT])
-def test_a_release_whose_answer_is_lost_is_one(world: World, fate: str) -> None:
+def test_a_release_of_a_set_whose_answer_is_lost_is_a_release(world: World, fate: str) -> None:
     me = Host(world, "me")
     take_all(me, "ab")
     world.faults.append(fate)
@@ -313,7 +313,7 @@ def test_a_release_whose_answer_is_lost_is_one(world: World, fate: str) -> None:
     assert holders(world, "ab") == {"a": [], "b": []}
 
 
-def test_of_a_set_only_that_is_abandoned_which_processes_are_inside(world: World) -> None:
+def test_of_a_set_only_leases_with_processes_inside_are_drained(world: World) -> None:
     me = Host(world, "me")
     take_all(me, "ab")
     me.run(me.operations.renewing.renew("b", "me", 15_000, Enter("pid-1")))
@@ -323,23 +323,23 @@ def test_of_a_set_only_that_is_abandoned_which_processes_are_inside(world: World
     assert [type(each) for each in outcomes] == [Released, Draining]
 
 
-def test_the_keeper_of_a_set_keeps_what_is_left_of_it(world: World) -> None:
+def test_the_heartbeat_task_of_a_set_renews_the_remaining_leases(world: World) -> None:
     me = Host(world, "me")
     take_all(me, "ab")
-    keeper = me.start(me.operations.renewing.keep_for_processes(leases(me, "ab"), 10.0))
-    keeper.step().step()
+    heartbeats = me.start(me.operations.renewing.keep_for_processes(leases(me, "ab"), 10.0))
+    heartbeats.step().step()
     me.run(me.operations.renewing.renew("b", "me", 15_000, Enter("pid-1")))
     release_all(me, "a")
     while world.now < 100.0:
-        keeper.step()
+        heartbeats.step()
     assert isinstance(take_all(Host(world, "other"), "b"), Busy)
 
     release_all(me, "b")
 
-    assert isinstance(keeper.finish(), Draining)
+    assert isinstance(heartbeats.finish(), Draining)
 
 
-def test_what_is_left_of_a_set_that_was_lost_before_it_was_heard_of_is_given_back(world: World) -> None:
+def test_the_rest_of_a_set_is_released_if_one_lock_is_lost_before_the_confirmation(world: World) -> None:
     me, person, thief = (Host(world, name) for name in ("me", "person", "thief"))
     taking = me.start(me.operations.attempting.try_acquire_all(claims(me, "ab"), owns_lease_id=True)).step()
     person.run(person.operations.admin.break_("b", "me"))
@@ -350,7 +350,7 @@ def test_what_is_left_of_a_set_that_was_lost_before_it_was_heard_of_is_given_bac
     assert holders(world, "ab") == {"a": [], "b": ["thief"]}
 
 
-def test_a_late_undo_of_a_set_does_not_release_what_its_next_attempt_was_granted(world: World) -> None:
+def test_a_late_undo_of_a_set_does_not_release_the_grants_of_the_next_attempt(world: World) -> None:
     me, person, thief = (Host(world, name) for name in ("me", "person", "thief"))
     acquiring = me.start(
         me.operations.acquiring.acquire_all(
@@ -370,7 +370,7 @@ def test_a_late_undo_of_a_set_does_not_release_what_its_next_attempt_was_granted
     assert holders(world, "ab") == {key: [granted[0].claim.lease_id] for key in "ab"}
 
 
-def test_one_whose_record_is_damaged_leaves_the_others_to_their_own_end(world: World) -> None:
+def test_a_damaged_record_does_not_affect_the_other_locks_of_a_set(world: World) -> None:
     me = Host(world, "me")
     take_all(me, "ab")
     world.client.update_item(
@@ -380,17 +380,17 @@ def test_one_whose_record_is_damaged_leaves_the_others_to_their_own_end(world: W
         ExpressionAttributeNames={"#available": "available"},
         ExpressionAttributeValues={":text": {"S": "many"}},
     )
-    keeper = me.start(me.operations.renewing.keep_for_processes(leases(me, "ab"), 10.0))
+    heartbeats = me.start(me.operations.renewing.keep_for_processes(leases(me, "ab"), 10.0))
     while world.now < 100.0:
-        keeper.step()
-    assert isinstance(take_all(Host(world, "other"), "b"), Busy), "the other one is kept"
+        heartbeats.step()
+    assert isinstance(take_all(Host(world, "other"), "b"), Busy), "the other lease is kept"
 
     with pytest.raises(LockRecordError, match="'a'"):
         release_all(me, "ab")
     assert holders(world, "b") == {"b": []}
 
 
-def test_numbers_go_on_growing_where_a_record_was_forgotten(world: World) -> None:
+def test_tickets_grow_even_after_a_record_was_deleted(world: World) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     take_all(holder, "ab")
     one = waiting_for(first, "ab")

@@ -1,4 +1,4 @@
-"""docs/protocol.md lists the attributes of all items, and all writes: what each one changes, and on which condition."""
+"""docs/protocol.md describes the attributes of all items, and what each write changes and on which condition."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from proof.simulator.stepped import KEY, TABLE, Host, World, a_holder
 from tests.pages import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
-#: In the condition, and in the update, of every write: described beside the table.
+#: Attributes in the conditions and updates of all writes, which the page describes outside of the table.
 EVERYWHERE = {"key", "entry", "format_version", "expires_at"}
-#: … and of every grant: its place in the queue, the pinned capacity, the caller's data.
+#: The same for all grants: queue, pinned capacity, data of the caller.
 OF_GRANTS = {"queue_head", "last_ticket", "capacity_pinned", "data"}
 GRANTS = ("acquire_idle", "acquire_slots", "reclaim")
 ABBREVIATIONS = {"as heartbeat": "`holders.version`, `renewed_at`", "in order": "`renewed_at`, `version`"}
@@ -41,8 +41,8 @@ CLAIM = HOST.claim("me", min_hold_ms=1, data={"a": 1})
 ALONE = LockRecord(KEY, 1, 0, {"me": a_holder("me")}, token=1)
 BESIDE = LockRecord(KEY, 3, 1, {name: a_holder(name) for name in ("a", "b")}, token=1)
 
-#: The writes as the code makes them, in all variants that differ in their attributes.
-MADE: Mapping[str, Sequence[Request]] = {
+#: The writes as the code builds them, in all variants that differ in their attributes.
+BUILT: Mapping[str, Sequence[Request]] = {
     "acquire_idle": [WRITES.acquire_idle(CLAIM, STAMP)],
     "acquire_slots": [WRITES.acquire_slots(CLAIM, STAMP, BESIDE)],
     "reclaim": [
@@ -77,7 +77,7 @@ MADE: Mapping[str, Sequence[Request]] = {
 
 
 def named(cell: str) -> set[str]:
-    """The attributes that a cell says are written, or compared; not the values that they get."""
+    """Return the attributes that a cell names as written or compared, without their values."""
     for short, long in ABBREVIATIONS.items():
         cell = cell.replace(short, long)
     targets = [re.split(r"[=+−≥]", code)[0] for code in re.findall(r"`([^`]+)`", cell)]
@@ -85,20 +85,20 @@ def named(cell: str) -> set[str]:
 
 
 def used(request: Request, part: str) -> set[str]:
-    """The attributes in an expression of a write."""
+    """Return the attributes in an expression of a write."""
     names = request.params["ExpressionAttributeNames"]
     return {names[name] for name in re.findall(r"#\w+", request.params.get(part, ""))} & set(ATTRIBUTES)
 
 
-@pytest.mark.parametrize("method", MADE)
+@pytest.mark.parametrize("method", BUILT)
 @pytest.mark.parametrize(("column", "part"), [(2, "UpdateExpression"), (3, "ConditionExpression")])
-def test_a_write_is_as_the_page_says(method: str, column: int, part: str) -> None:
+def test_a_write_is_as_the_page_describes_it(method: str, column: int, part: str) -> None:
     described = [
         row[column] for row in table(PAGE, "The writes") if " ".join(re.findall(r"`(\w+)`", row[1])) == method
     ]
     elsewhere = EVERYWHERE | (OF_GRANTS if method in GRANTS else set())
     assert {name for cell in described for name in named(cell)} - elsewhere == {
-        name for request in MADE[method] for name in used(request, part)
+        name for request in BUILT[method] for name in used(request, part)
     } - elsewhere
 
 

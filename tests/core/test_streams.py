@@ -1,4 +1,4 @@
-"""The table's stream: what its reader asks for, what it tells the watch, and what it does when something is wrong."""
+"""The table's stream: what its reader requests, what it reports to the poller, and how it handles errors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.wait import stream as streams
 from airflow_dynamo_lock.core.wait.poller import WaiterHandle
 from airflow_dynamo_lock.core.wait.stream import StreamGoneError, StreamReader
-from tests.core.test_poller import a_watch
+from tests.core.test_poller import a_poller
 
 TABLE = "locks"
 ARN = f"arn:aws:dynamodb:eu-central-1:111122223333:table/{TABLE}/stream/1"
 
 
 class Stream:
-    """A table's stream as the reader sees it, and a reader that is driven by hand.
+    """A simulated stream, and its reader, which the test drives step by step.
 
-    :ivar shards: what `DescribeStream` shows, a page for each list.
-    :ivar records: what the next `GetRecords` of each shard returns.
+    :ivar shards: the shards that `DescribeStream` returns, a list for each page.
+    :ivar records: the records that the next `GetRecords` of each shard returns.
     :ivar ended: the shards that have no next iterator.
-    :ivar answers: what an action is answered instead; an exception is raised.
-    :ivar told: all that the watch was told, in order: keys, "all", up to when it heard of all changes, or None when it
-        hears no more.
-    :ivar asked: all requests.
-    :ivar now: goes on with each sleep.
+    :ivar answers: answers to actions that replace the usual ones; an exception is raised.
+    :ivar reported: all that the poller received, in order: keys, "all", the time up to which it knows all
+        changes, or None when it receives no more changes.
+    :ivar requests: all requests.
+    :ivar now: the time, which advances with each sleep.
     """
 
     def __init__(self) -> None:
@@ -41,54 +41,54 @@ class Stream:
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.ended: set[str] = set()
         self.answers: dict[str, Exception] = {}
-        self.told: list[Any] = []
-        self.asked: list[Request] = []
+        self.reported: list[Any] = []
+        self.requests: list[Request] = []
         self.now = 1000.0
         self.slept = 0.0
-        self.watch = a_watch(lambda: self.now)
-        self.ticket = WaiterHandle(WaitForSlots("k", 1, True, 1.0, None), lambda _: None)
-        self.watch.add(self.ticket)
-        self._hear()
+        self.poller = a_poller(lambda: self.now)
+        self.waiter = WaiterHandle(WaitForSlots("k", 1, True, 1.0, None), lambda _: None)
+        self.poller.add(self.waiter)
+        self._record_reports()
         self.follow()
 
-    def _hear(self) -> None:
-        changed, confirmed = self.watch.changed, self.watch.reported_until
+    def _record_reports(self) -> None:
+        changed, confirmed = self.poller.changed, self.poller.reported_until
 
-        def tell_changed(keys: Any = None) -> None:
+        def report_changed(keys: Any = None) -> None:
             named = None if keys is None else list(keys)
             if named != []:
-                self.told.append("all" if named is None else named)
+                self.reported.append("all" if named is None else named)
             changed(named)
 
-        def tell_heard(until: float | None) -> None:
-            if until is not None or self.told[-1:] not in ([], [None]):
-                self.told.append(until)
+        def report_until(until: float | None) -> None:
+            if until is not None or self.reported[-1:] not in ([], [None]):
+                self.reported.append(until)
             confirmed(until)
 
-        self.watch.changed = tell_changed  # type: ignore[method-assign]
-        self.watch.reported_until = tell_heard  # type: ignore[method-assign]
+        self.poller.changed = report_changed  # type: ignore[method-assign]
+        self.poller.reported_until = report_until  # type: ignore[method-assign]
 
     def follow(self) -> None:
         if not hasattr(self, "reader"):
-            self.reader = StreamReader(self.watch, TABLE)
+            self.reader = StreamReader(self.poller, TABLE)
         self._reader = self.reader.follow()
         self._effect: Any = next(self._reader)
 
     def once(self) -> list[Any]:
-        """One round: what the watch is told."""
+        """Run one round of the reader, and return what the poller received."""
         assert isinstance(self._effect, Sleep)
         self.slept = self._effect.seconds
         self.now += self.slept
-        begun = len(self.told)
+        begun = len(self.reported)
         self._effect = self._reader.send(self.now)
         while isinstance(self._effect, Request):
-            self.asked.append(self._effect)
+            self.requests.append(self._effect)
             answer = self._answer(self._effect)
             if isinstance(answer, Exception):
                 self._effect = self._reader.throw(answer)
             else:
                 self._effect = self._reader.send(Reply(answer, self.now, self.now))
-        return self.told[begun:]
+        return self.reported[begun:]
 
     def _answer(self, request: Request) -> Any:
         if request.action in self.answers:
@@ -112,9 +112,9 @@ class Stream:
         raise AssertionError(request)
 
     def actions(self) -> list[str]:
-        """The actions of the requests since this was last asked."""
-        actions = [request.action for request in self.asked]
-        self.asked.clear()
+        """Return the actions of the requests since the last call."""
+        actions = [request.action for request in self.requests]
+        self.requests.clear()
         return actions
 
 
@@ -137,15 +137,15 @@ def stream() -> Stream:
 _OPEN = ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"]
 
 
-# -- while all is well ----------------------------------------------------------------------------------------------
+# -- while the stream can be read -----------------------------------------------------------------------------------
 
 
-def test_at_first_all_keys_are_read_and_then_those_that_changed(stream: Stream) -> None:
+def test_all_keys_are_read_first_and_then_those_that_changed(stream: Stream) -> None:
     assert stream.once() == ["all", stream.now]
     assert stream.actions() == _OPEN
 
     stream.records["a"] = [change("k"), change("k", "waiter/1"), change("other")]
-    assert stream.once() == [["k", "other"], stream.now], "and no entries that are no lock's"
+    assert stream.once() == [["k", "other"], stream.now], "without items that are not locks"
     assert stream.once() == [stream.now]
     assert stream.actions() == ["GetRecords"] * 2
 
@@ -157,16 +157,16 @@ def test_every_shard_is_read_also_those_on_the_second_page(stream: Stream) -> No
     assert stream.once() == ["all", ["k"], ["l"], stream.now]
 
 
-def test_it_reads_on_where_it_stopped_at_a_fixed_pace(stream: Stream) -> None:
+def test_it_continues_where_it_stopped_at_a_fixed_pace(stream: Stream) -> None:
     for _ in range(4):
         stream.once()
         assert stream.slept in (0.0, 0.2)
-    places = [each.params["ShardIterator"] for each in stream.asked if each.action == "GetRecords"]
+    places = [each.params["ShardIterator"] for each in stream.requests if each.action == "GetRecords"]
     assert places == ["a 0", "a 1", "a 2", "a 3"]
 
 
 @pytest.mark.parametrize(("count", "size"), [(1000, 100), (10, 90_000)])
-def test_after_an_answer_that_may_be_cut_off_it_has_not_heard_of_all_changes(
+def test_after_an_answer_that_may_be_cut_off_not_all_changes_are_known(
     stream: Stream, count: int, size: int
 ) -> None:
     stream.shards = [[shard("a"), shard("b")]]
@@ -177,7 +177,7 @@ def test_after_an_answer_that_may_be_cut_off_it_has_not_heard_of_all_changes(
     assert stream.once() == [stream.now]
 
 
-def test_in_two_minutes_it_asks_twice_whether_the_stream_is_still_the_tables_and_for_no_shard(
+def test_it_describes_the_table_once_a_minute_and_the_stream_only_at_first(
     stream: Stream,
 ) -> None:
     stream.once()
@@ -191,17 +191,17 @@ def test_in_two_minutes_it_asks_twice_whether_the_stream_is_still_the_tables_and
     }
 
 
-def test_it_asks_nothing_once_nobody_waits(stream: Stream) -> None:
+def test_without_waiters_it_sends_no_requests(stream: Stream) -> None:
     stream.once()
     stream.actions()
-    stream.watch.remove(stream.ticket)
+    stream.poller.remove(stream.waiter)
 
     with pytest.raises(StopIteration):
         stream.once()
     assert stream.actions() == []
 
 
-def test_who_waits_again_soon_reads_on_and_later_starts_anew(stream: Stream) -> None:
+def test_after_a_short_pause_it_continues_and_after_a_long_one_it_restarts(stream: Stream) -> None:
     stream.once()
     for pause, asks in ((50, ["GetRecords"]), (61, _OPEN)):
         stream.actions()
@@ -211,33 +211,33 @@ def test_who_waits_again_soon_reads_on_and_later_starts_anew(stream: Stream) -> 
         assert stream.actions() == asks
 
 
-# -- when shards come and go ----------------------------------------------------------------------------------------
+# -- when shards are added and closed -------------------------------------------------------------------------------
 
 
-def test_after_a_split_the_children_are_read_and_what_may_have_changed_in_between(stream: Stream) -> None:
+def test_after_a_split_the_children_and_all_keys_are_read(stream: Stream) -> None:
     stream.once()
     stream.shards = [[shard("a", closed=True), shard("b", parent="a")], [shard("c", parent="a")]]
     stream.ended = {"a"}
     stream.records["a"] = [change("last")]
-    assert stream.once() == [["last"], None], "and polling goes on meanwhile"
+    assert stream.once() == [["last"], None], "the poller polls meanwhile"
 
     stream.records = {"c": [change("k")]}
     assert stream.once() == ["all", ["k"], stream.now]
-    read = [each.params["ShardIterator"] for each in stream.asked if each.action == "GetRecords"]
-    assert read[-2:] == ["b 0", "c 0"], "and not the closed one"
+    read = [each.params["ShardIterator"] for each in stream.requests if each.action == "GetRecords"]
+    assert read[-2:] == ["b 0", "c 0"], "the closed shard is not read"
 
 
-def test_a_closed_shard_whose_children_are_not_shown_yet_is_waited_for(stream: Stream) -> None:
+def test_the_reader_waits_until_the_children_of_a_closed_shard_appear(stream: Stream) -> None:
     stream.shards = [[shard("a", closed=True), shard("z")]]
     for _ in range(2):
         assert stream.once() == []
-    assert "GetRecords" not in stream.actions(), "what is written to the children would be missed"
+    assert "GetRecords" not in stream.actions(), "the reader would miss changes in the children"
 
     stream.shards = [[shard("a", closed=True), shard("z"), shard("b", parent="a")]]
     assert stream.once() == ["all", stream.now]
 
 
-def test_a_stream_without_a_shard_is_tried_again(stream: Stream) -> None:
+def test_a_stream_without_a_shard_is_read_again(stream: Stream) -> None:
     stream.shards = [[]]
     assert stream.once() == []
     stream.shards = [[shard("a")]]
@@ -245,7 +245,7 @@ def test_a_stream_without_a_shard_is_tried_again(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("why", ["expired", "trimmed"])
-def test_an_iterator_that_is_of_no_use_any_more_is_replaced(stream: Stream, why: str) -> None:
+def test_an_expired_iterator_is_replaced(stream: Stream, why: str) -> None:
     stream.once()
     stream.answers["GetRecords"] = StreamGoneError(why)
     assert stream.once() == [None]
@@ -256,7 +256,7 @@ def test_an_iterator_that_is_of_no_use_any_more_is_replaced(stream: Stream, why:
     assert stream.actions() == _OPEN
 
 
-def test_a_failure_half_way_through_the_opening_leaves_no_shard_out(stream: Stream) -> None:
+def test_a_failure_while_the_stream_is_opened_leaves_out_no_shard(stream: Stream) -> None:
     stream.shards = [[shard("a"), shard("b")]]
     stream.answers["GetShardIterator"] = LockUnavailableError("throttled", maybe_applied=False)
     assert stream.once() == []
@@ -270,7 +270,7 @@ def test_a_failure_half_way_through_the_opening_leaves_no_shard_out(stream: Stre
 # -- when there is no stream ----------------------------------------------------------------------------------------
 
 
-def test_without_a_stream_it_looks_for_one_once_a_minute(
+def test_without_a_stream_it_describes_the_table_once_a_minute(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -286,16 +286,16 @@ def test_without_a_stream_it_looks_for_one_once_a_minute(
     assert stream.once() == ["all", stream.now]
 
 
-def test_a_stream_that_is_disabled_while_it_can_still_be_read_is_noticed(stream: Stream) -> None:
+def test_a_disabled_stream_that_can_still_be_read_is_detected(stream: Stream) -> None:
     stream.once()
     stream.arn = None
     begun = stream.now
     while stream.once() == [stream.now]:
         assert stream.now < begun + 70
-    assert stream.told[-1] is None
+    assert stream.reported[-1] is None
 
 
-def test_a_stream_in_the_place_of_another_is_opened(stream: Stream) -> None:
+def test_a_stream_that_replaces_another_is_opened(stream: Stream) -> None:
     stream.once()
     stream.arn = ARN + "2"
     stream.shards = [[shard("new")]]
@@ -303,22 +303,22 @@ def test_a_stream_in_the_place_of_another_is_opened(stream: Stream) -> None:
     stream.actions()
 
     assert stream.once()[-2:] == ["all", stream.now]
-    described = next(each for each in stream.asked if each.action == "DescribeStream")
+    described = next(each for each in stream.requests if each.action == "DescribeStream")
     assert described.params["StreamArn"] == stream.arn
 
 
-# -- when it cannot be read -----------------------------------------------------------------------------------------
+# -- when the stream cannot be read ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", _OPEN)
 @pytest.mark.parametrize("failure", [LockAccessError("not allowed"), RuntimeError("something new")])
-def test_what_does_not_mend_itself_is_tried_again_after_a_minute_and_said_once(
+def test_a_lasting_failure_is_retried_every_minute_and_logged_once(
     stream: Stream, action: str, failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     stream.answers[action] = failure
     for _ in range(3):
-        assert stream.now not in stream.once(), "the watch hears nothing"
+        assert stream.now not in stream.once(), "the poller receives no changes"
     assert stream.slept == 60.0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert str(failure) in caplog.text
@@ -328,22 +328,22 @@ def test_what_does_not_mend_itself_is_tried_again_after_a_minute_and_said_once(
     assert "can be read again" in caplog.text
 
 
-def test_while_it_is_throttled_it_reads_less_often_and_says_so_once(
+def test_while_it_is_throttled_it_reads_less_often_and_logs_that_once(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     stream.once()
     stream.answers["GetRecords"] = LockUnavailableError("throttled", maybe_applied=False)
     for _ in range(10):
-        assert stream.once() == [], "the watch sees for itself that it hears nothing"
+        assert stream.once() == [], "the poller detects by itself that it receives no changes"
     assert stream.slept == streams._SLOWEST
-    assert set(stream.actions()[4:]) == {"GetRecords"}, "and does not burden AWS with more than that"
+    assert set(stream.actions()[4:]) == {"GetRecords"}, "and it sends no other requests"
     assert len(caplog.records) == 1
 
     for failure in [None, LockUnavailableError("throttled", maybe_applied=False)] * 3:
         stream.answers = {"GetRecords": failure} if failure else {}
         stream.once()
-    assert len(caplog.records) == 1, "also if it succeeds now and then"
+    assert len(caplog.records) == 1, "also if it succeeds at times"
     stream.answers.clear()
     for _ in range(12):
         assert stream.once() == [stream.now]
@@ -353,16 +353,16 @@ def test_while_it_is_throttled_it_reads_less_often_and_says_so_once(
         stream.once()
         stream.answers.clear()
         stream.once()
-    assert len(caplog.records) == 1, "an odd failure is nothing to warn of"
+    assert len(caplog.records) == 1, "single failures are not logged"
 
 
-# -- what the poller makes of it ------------------------------------------------------------------------------------
+# -- what the poller does -------------------------------------------------------------------------------------------
 
 
 class Poll:
-    """A poller on a clock of its own.
+    """A poller with a simulated clock.
 
-    :ivar reads: when it read, which keys, and whether consistently.
+    :ivar reads: time, keys and consistency of each read.
     """
 
     def __init__(self, interval: float = 1.0, *, takers: tuple[str, ...] = ("k", "l")) -> None:
@@ -371,38 +371,38 @@ class Poll:
         self.woken: list[str] = []
         self.items: dict[str, dict[str, Any]] = {}
         self.failure: Exception | None = None
-        self.watch = a_watch(lambda: self.now)
-        self.watch.wake_up = self._wake_up
+        self.poller = a_poller(lambda: self.now)
+        self.poller.wake_up = self._wake_up
         for key in takers:
-            self.watch.add(self.ticket(key, interval))
-        self._poller = self.watch.poll()
+            self.poller.add(self.waiter(key, interval))
+        self._poller = self.poller.poll()
         self._effect: Any = next(self._poller)
         self._slept_at = 0.0
-        self._hurried = False
+        self._woken = False
 
-    def ticket(self, key: str, interval: float = 1.0) -> WaiterHandle:
+    def waiter(self, key: str, interval: float = 1.0) -> WaiterHandle:
         return WaiterHandle(WaitForSlots(key, 1, True, interval, None), lambda _: self.woken.append(key))
 
     def _wake_up(self) -> None:
-        self._hurried = True
+        self._woken = True
 
-    def until(self, at: float, *, hears: bool = True) -> None:
-        """Let time go on; the stream tells every 0.2 s that there is nothing new."""
+    def until(self, at: float, *, streamed: bool = True) -> None:
+        """Advance the time; the stream reports every 0.2 s that there are no changes."""
         while self.now < at:
             self.now = round(self.now + 0.1, 3)
-            if hears and round(self.now * 10) % 2 == 0:
-                self.watch.reported_until(self.now)
+            if streamed and round(self.now * 10) % 2 == 0:
+                self.poller.reported_until(self.now)
             self.go()
 
     def go(self) -> None:
-        """Let the poller do what it has to do now."""
-        while self._hurried or self.now >= self._slept_at + self._effect.seconds - 1e-9:
-            self._hurried = False
+        """Run the poller up to its next sleep that has not ended."""
+        while self._woken or self.now >= self._slept_at + self._effect.seconds - 1e-9:
+            self._woken = False
             self._effect = self._poller.send(self.now)
             while isinstance(self._effect, Request):
-                asked = self._effect.params["RequestItems"][TABLE]
-                keys = sorted(each["key"]["S"] for each in asked["Keys"])
-                self.reads.append((self.now, keys, asked.get("ConsistentRead", False)))
+                requests = self._effect.params["RequestItems"][TABLE]
+                keys = sorted(each["key"]["S"] for each in requests["Keys"])
+                self.reads.append((self.now, keys, requests.get("ConsistentRead", False)))
                 if self.failure is not None:
                     self._effect = self._poller.throw(self.failure)
                     continue
@@ -429,32 +429,32 @@ def lock(key: str, *, lease: float = 600.0, free: bool = False, version: str = "
     return {name: encode(value) for name, value in values.items()}
 
 
-def test_what_changed_is_read_at_once_and_consistently_and_nothing_else() -> None:
+def test_only_a_changed_lock_is_read_at_once_and_consistently() -> None:
     poll = Poll()
     poll.until(1)
     poll.new_reads()
     poll.until(1.5)
     poll.items["k"] = lock("k", free=True)
-    poll.watch.changed(["k", "nobody's"])
+    poll.poller.changed(["k", "nobody's"])
     poll.go()
 
     assert poll.new_reads() == [(1.5, ["k"], True)]
     assert poll.woken == ["k"]
 
 
-def test_a_change_of_what_nobody_waits_for_costs_nothing() -> None:
+def test_a_change_of_a_lock_without_waiters_costs_no_request() -> None:
     poll = Poll()
     poll.until(1)
     poll.new_reads()
-    poll.watch.changed(["nobody's"])
+    poll.poller.changed(["nobody's"])
     poll.go()
 
     assert poll.new_reads() == []
 
 
-@pytest.mark.parametrize(("interval", "calm"), [(0.5, 5.0), (1.0, 10.0), (5.0, 30.0), (60.0, 60.0)])
-def test_while_the_stream_tells_of_changes_all_keys_are_read_ten_times_more_seldom(
-    interval: float, calm: float
+@pytest.mark.parametrize(("interval", "relaxed"), [(0.5, 5.0), (1.0, 10.0), (5.0, 30.0), (60.0, 60.0)])
+def test_while_the_stream_reports_changes_all_keys_are_read_less_often(
+    interval: float, relaxed: float
 ) -> None:
     poll = Poll(interval)
     poll.until(200)
@@ -462,45 +462,45 @@ def test_while_the_stream_tells_of_changes_all_keys_are_read_ten_times_more_seld
     assert all(keys == ["k", "l"] for _, keys, _ in poll.reads)
     gaps = [later[0] - earlier[0] for earlier, later in pairwise(poll.reads)]
     assert gaps
-    assert max(gaps) == pytest.approx(calm, abs=0.2)
-    assert min(gaps) == pytest.approx(calm, abs=0.2)
+    assert max(gaps) == pytest.approx(relaxed, abs=0.2)
+    assert min(gaps) == pytest.approx(relaxed, abs=0.2)
 
 
-@pytest.mark.parametrize("says", ["silence", "an end"])
-def test_when_the_stream_falls_silent_polling_is_back_at_its_pace(says: str) -> None:
+@pytest.mark.parametrize("signal", ["silence", "an end"])
+def test_without_reports_of_the_stream_polling_returns_to_its_interval(signal: str) -> None:
     poll = Poll()
     poll.until(5)
     poll.new_reads()
-    if says == "an end":
-        poll.watch.reported_until(None)
+    if signal == "an end":
+        poll.poller.reported_until(None)
         poll.go()
         assert [at for at, *_ in poll.reads] == [5], "at once"
-    poll.until(10, hears=False)
+    poll.until(10, streamed=False)
 
     ats = [at for at, *_ in poll.new_reads()]
     assert len(ats) >= 4
     assert all(0.9 < later - earlier < 1.1 for earlier, later in pairwise(ats))
 
 
-def test_a_newcomers_lock_is_looked_at_even_if_its_change_was_told_just_before() -> None:
+def test_the_lock_of_a_new_waiter_is_read_even_without_a_change() -> None:
     poll = Poll()
     poll.until(2)
     poll.new_reads()
     poll.items["new"] = lock("new", free=True)
-    if poll.watch.add(poll.ticket("new")):
-        poll.watch.wake_up()
+    if poll.poller.add(poll.waiter("new")):
+        poll.poller.wake_up()
     poll.go()
 
     assert poll.new_reads() == [(2, ["new"], True)]
     assert poll.woken == ["new"]
 
 
-def test_a_prompted_read_that_fails_is_repeated() -> None:
+def test_a_failed_read_after_a_change_is_retried() -> None:
     poll = Poll()
     poll.until(2)
     poll.new_reads()
     poll.failure = LockUnavailableError("throttled", maybe_applied=False)
-    poll.watch.changed(["k"])
+    poll.poller.changed(["k"])
     poll.go()
     poll.failure = None
     poll.until(4)
@@ -508,11 +508,11 @@ def test_a_prompted_read_that_fails_is_repeated() -> None:
     assert poll.new_reads() == [(2, ["k"], True), (3, ["k"], True)]
 
 
-def test_a_dead_holder_is_noticed_when_its_lease_has_run_out_and_not_at_the_next_poll() -> None:
+def test_a_dead_holder_is_detected_when_its_lease_ends_and_not_at_the_next_poll() -> None:
     poll = Poll(5.0)
     poll.items["k"] = lock("k", lease=12.3)
     poll.until(5.0)
-    poll.watch.changed(["k"])  # its last heartbeat
+    poll.poller.changed(["k"])  # its last heartbeat
     poll.go()
     poll.new_reads()
     poll.until(17.2)
@@ -523,8 +523,8 @@ def test_a_dead_holder_is_noticed_when_its_lease_has_run_out_and_not_at_the_next
     assert poll.new_reads() == [(17.3, ["k"], True)]
 
 
-def test_a_holder_that_is_dead_by_the_servers_time_is_noticed_too() -> None:
-    """A newcomer to an old corpse does not watch it for a whole lease."""
+def test_a_holder_that_is_dead_by_server_time_is_detected_too() -> None:
+    """A newcomer does not have to observe a long-dead holder for a whole lease."""
     observer = Observer()
     format_ = NativeFormat(TABLE)
     item = lock("k", lease=100)

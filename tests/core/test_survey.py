@@ -1,4 +1,4 @@
-"""One look at all locks: each with its queue, as one read of the table shows it."""
+"""The survey of all locks: one scan of the table shows each lock with its queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from airflow_dynamo_lock.core.lock.survey import survey
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockVersionError
 from airflow_dynamo_lock.core.model.state import LockState
-from proof.simulator.stepped import TABLE, Host, World
+from proof.simulator.stepped import KEY, TABLE, Host, World
+from tests.core.test_hold_times import MIN, hold
 from tests.core.test_queue import run_a_while, waiting
 
 #: The simulated table has no scans.
@@ -38,7 +39,7 @@ def test_each_lock_has_its_own_queue_in_order(world: World) -> None:
     found = surveyed(world)
 
     assert {key: owners(each) for key, each in found.items()} == {"a": ["urgent", "first"], "b": ["other"]}
-    assert world.actions() == ["Scan"], "one read, without one for each queue"
+    assert world.actions() == ["Scan"], "one scan, and no query for each queue"
 
 
 def test_a_prefix_chooses_locks_and_their_waiters(world: World) -> None:
@@ -59,12 +60,12 @@ def test_a_waiter_is_shown_for_as_long_as_its_process_sends_heartbeats(world: Wo
     state = surveyed(world, prefix)["a"]
     assert owners(state) == ["living"]
     assert all(each.effect is not None for each in waits)
-    assert prefix or set(surveyed(world)) == {"a"}, "the lease of the process is no lock"
+    assert prefix or set(surveyed(world)) == {"a"}, "the presence of the process is not shown as a lock"
     assert state.waited_ms == pytest.approx(60_000, abs=3000)
 
 
-def test_a_waiter_is_shown_where_answers_have_no_date(world: World) -> None:
-    """DynamoDB Local sends none. Then nothing in the table says how old a heartbeat is."""
+def test_a_waiter_is_shown_if_answers_have_no_date(world: World) -> None:
+    """DynamoDB Local sends none. Then the age of a heartbeat is unknown."""
     world.dates = False
     Host(world, "holder").take(key="a", lease_ms=3_600_000)
     living = Host(world, "living")
@@ -74,33 +75,30 @@ def test_a_waiter_is_shown_where_answers_have_no_date(world: World) -> None:
     assert waits.effect is not None
 
 
-def test_a_waiter_that_was_granted_the_lock_is_no_waiter_any_more(world: World) -> None:
+def test_a_waiter_that_was_granted_the_lock_is_not_shown(world: World) -> None:
     holder = Host(world, "holder")
     holder.take(key="a")
     paused = waiting(Host(world, "first"), key="a")
     holder.run(holder.operations.releasing.release("a", "holder", 1, 15_000, confirmed=True))
-    while "first" not in world.record("a").holders:  # its entry is still there
+    while "first" not in world.record("a").holders:  # its waiter item still exists
         paused.step()
     assert owners(surveyed(world)["a"]) == []
 
 
 def test_a_waiter_has_an_expected_wait_if_the_usual_time_is_known(world: World) -> None:
-    holder = Host(world, "holder")
-    holder.take(key="a")
-    world.now += 600
-    holder.run(holder.operations.releasing.release_all([holder.lease("holder")], confirmed=True))
-    holder.take("again", key="a")
-    waiting(Host(world, "first"), key="a")
-    (waiter,) = surveyed(world)["a"].waiters
-    assert waiter.expected_wait_ms is None or waiter.expected_wait_ms > 0
+    hold(world, Host(world, "earlier"), 4)
+    Host(world, "holder").take()
+    waiting(Host(world, "first"))
+    (waiter,) = surveyed(world)[KEY].waiters
+    assert waiter.expected_wait_ms == pytest.approx(4 * MIN, abs=3000)
 
 
 def test_a_damaged_record_is_left_out_and_reported(world: World) -> None:
     Host(world, "holder").take(key="good")
     world.client.put_item(TableName=TABLE, Item={"key": {"S": "bad"}, "entry": {"S": "lock"}})
-    told: list[LockRecordError] = []
-    assert set(surveyed(world, on_damaged=told.append)) == {"good"}
-    assert "'bad'" in str(told[0])
+    reported: list[LockRecordError] = []
+    assert set(surveyed(world, on_damaged=reported.append)) == {"good"}
+    assert "'bad'" in str(reported[0])
 
 
 def test_waiters_of_a_newer_version_are_left_out_and_reported_once(world: World) -> None:
@@ -110,12 +108,12 @@ def test_waiters_of_a_newer_version_are_left_out_and_reported_once(world: World)
     for entry in world.client.scan(TableName=TABLE)["Items"]:
         if entry.get("owner", {}).get("S") in ("newer", "another"):
             world.client.put_item(TableName=TABLE, Item={**entry, "format_version": {"N": "2"}})
-    told: list[LockRecordError] = []
+    reported: list[LockRecordError] = []
 
-    found = surveyed(world, on_damaged=told.append)
+    found = surveyed(world, on_damaged=reported.append)
 
     assert owners(found["a"]) == ["first"]
-    assert [type(each) for each in told] == [LockVersionError]
+    assert [type(each) for each in reported] == [LockVersionError]
 
 
 def test_a_damaged_record_is_logged_by_default(world: World, caplog: pytest.LogCaptureFixture) -> None:

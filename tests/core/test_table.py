@@ -1,4 +1,4 @@
-"""Making the table: what is waited for, and for how long, and what happens when two make it at once."""
+"""Creating the table: what the creation waits for, for how long, and what happens if two create it at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "new-table"
 
 @pytest.fixture
 def client(moto_client: Any) -> Any:
-    """Only moto makes tables."""
+    """Return the client of moto: the simulated table cannot create tables."""
     return moto_client
 
 
@@ -39,7 +39,7 @@ def _describes(status: str) -> Reply:
     return Reply(output, 0.0, 0.0)
 
 
-def test_a_table_is_made_checked_and_completed(world: World, host: Host) -> None:
+def test_a_table_is_created_checked_and_completed(world: World, host: Host) -> None:
     _creating(host).finish()
 
     assert [action for action in world.actions() if not action.startswith("Describe")] == [
@@ -49,8 +49,8 @@ def test_a_table_is_made_checked_and_completed(world: World, host: Host) -> None
     host.run(table.check(NativeFormat(NAME)))
 
 
-def test_a_table_that_is_not_there_yet_is_waited_for() -> None:
-    """DescribeTable is eventually consistent: for a while it may not know the table, and then it is not active."""
+def test_the_creation_waits_until_the_table_is_active() -> None:
+    """DescribeTable is eventually consistent: at first it may not find the table, and then it is not active."""
     creating = table.create(NativeFormat(NAME), now=0.0, timeout=10.0)
     next(creating)
     effect = creating.send(Reply({}, 0.0, 0.0))
@@ -76,7 +76,7 @@ def test_a_table_that_does_not_become_active_in_time_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("status", ["CREATING", "DELETING", "ARCHIVED"])
-def test_a_table_that_is_not_active_is_no_table_to_lock_in(status: str) -> None:
+def test_a_table_that_is_not_active_is_refused(status: str) -> None:
     checking = table.check(NativeFormat(NAME))
     next(checking)
 
@@ -84,21 +84,21 @@ def test_a_table_that_is_not_active_is_no_table_to_lock_in(status: str) -> None:
         checking.send(_describes(status))
 
 
-def test_one_whom_another_forestalled_in_enabling_expiry_is_content(host: Host) -> None:
+def test_it_is_no_error_if_another_process_has_enabled_ttl_first(host: Host) -> None:
     late = _creating(host).until("UpdateTimeToLive")
     _creating(host).finish()
 
     late.interrupt(LockError("TimeToLive is already enabled")).finish()
 
 
-def test_one_who_may_not_enable_expiry_is_told_so(host: Host) -> None:
+def test_a_denied_permission_to_enable_ttl_is_an_error(host: Host) -> None:
     refused = _creating(host).until("UpdateTimeToLive")
 
     with pytest.raises(LockAccessError, match="not for you"):
         refused.interrupt(LockAccessError("not for you")).finish()
 
 
-def test_one_who_makes_a_table_that_another_has_just_made_uses_that(host: Host) -> None:
+def test_a_table_that_another_process_has_just_created_is_used(host: Host) -> None:
     late = _creating(host)
     _creating(host).finish()
 

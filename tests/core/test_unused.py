@@ -1,4 +1,4 @@
-"""Free slots that waiters leave to those ahead of them: for how long, and who may be passed over."""
+"""Unused slots: how long waiters leave free slots to waiters ahead, and which waiters may be passed over."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def test_slots_that_were_freed_later_are_not_unused_yet() -> None:
 
 
 @pytest.mark.parametrize(("token", "free"), [(2, 1), (1, 0), (1, -1)])
-def test_the_time_begins_anew_when_slots_were_granted(token: int, free: int) -> None:
+def test_the_time_restarts_when_slots_were_granted(token: int, free: int) -> None:
     unused = UnusedSlots()
     unused.see(a_record(), 1, a_reply(0.0))
     assert unused.see(a_record(token), free, a_reply(3.0)) == 0
     assert unused.see(a_record(token), 1, a_reply(4.9)) == 0
 
 
-def test_other_threads_may_read_locks_and_queues_while_old_reads_are_forgotten(world: World) -> None:
+def test_other_threads_may_add_reads_while_old_reads_are_dropped(world: World) -> None:
     reader = Host(world).queue.reader
 
     class Moment(float):
-        """A time. When it is compared with another one, another thread adds what it has read."""
+        """A time. While it is compared with another one, another thread adds its reads."""
 
         def __rsub__(self, now: float) -> float:
             reader.unused.see(replace(a_record(), key=f"new {now}"), 1, a_reply(now))
@@ -80,10 +80,10 @@ def test_waiters_claim_unused_slots_once_in_two_seconds() -> None:
     unused.see(a_record(), 1, a_reply(0.0))
     assert [unused.claims("k", at) for at in (0.0, 1.9, 2.0, 3.9, 4.1)] == [True, False, True, False, True]
     unused.see(a_record(), 1, a_reply(4.2))
-    assert not unused.claims("k", 4.2), "it is the same time of being free"
+    assert not unused.claims("k", 4.2), "the slots have been free all the time"
 
 
-def test_a_lock_that_is_not_read_any_more_is_forgotten() -> None:
+def test_a_lock_that_is_no_longer_read_is_dropped() -> None:
     unused = UnusedSlots()
     unused.see(a_record(), 1, a_reply(0.0))
     unused.forget_old(119.0)
@@ -92,11 +92,14 @@ def test_a_lock_that_is_not_read_any_more_is_forgotten() -> None:
     assert unused.see(a_record(), 1, a_reply(240.0)) == 0
 
 
-# -- who is passed over ---------------------------------------------------------------------------------------------
+# -- which waiters are passed over ----------------------------------------------------------------------------------
 
 
 def one_of_two_slots_is_released(world: World, *, wants: int) -> Paused[Any]:
-    """A waiter for one slot of a semaphore, behind one that wants so many, just before one slot of two is released."""
+    """Release one of two slots of a semaphore for which two waiters are queued, and return the second one.
+
+    :param wants: slots that the first waiter wants.
+    """
     one, two = Host(world, "one"), Host(world, "two")
     one.take(capacity=2)
     two.take(capacity=2)
@@ -107,7 +110,7 @@ def one_of_two_slots_is_released(world: World, *, wants: int) -> Paused[Any]:
 
 
 @pytest.mark.parametrize("ahead", [[{}], [{}, {}, {}], [{"capacity": SHARED}], [{}] * 60])
-def test_a_free_lock_is_not_left_for_longer_to_those_who_do_not_take_it(
+def test_waiters_that_do_not_take_a_free_lock_are_passed_over(
     world: World, ahead: list[dict[str, Any]]
 ) -> None:
     holder = Host(world, "holder")
@@ -116,13 +119,13 @@ def test_a_free_lock_is_not_left_for_longer_to_those_who_do_not_take_it(
         waiting(Host(world, f"ahead {number}"), **wants)
     last = waiting(Host(world, "behind"))
     holder.release()
-    assert woken(last) is None, "those ahead may come yet"
+    assert woken(last) is None, "a waiter ahead may still take it"
     world.now += PASS_OVER_AFTER + 0.5
     assert woken(last) is not None
-    assert world.record().queue_head is not None, "those ahead are still waiting"
+    assert world.record().queue_head is not None, "the waiters ahead still wait"
 
 
-def test_a_free_lock_is_not_left_to_one_who_would_use_it_as_a_semaphore(world: World) -> None:
+def test_a_waiter_with_another_capacity_is_passed_over(world: World) -> None:
     holder = Host(world, "holder")
     holder.take()
     waiting(Host(world, "dead"))
@@ -134,7 +137,7 @@ def test_a_free_lock_is_not_left_to_one_who_would_use_it_as_a_semaphore(world: W
     assert woken(last) is not None
 
 
-def test_those_who_were_passed_over_are_next(world: World) -> None:
+def test_a_waiter_that_was_passed_over_is_next(world: World) -> None:
     holder, slow, quick, third = (Host(world, name) for name in ("holder", "slow", "quick", "third"))
     holder.take()
     first, second, last = waiting(slow), waiting(quick), waiting(third)
@@ -147,14 +150,14 @@ def test_those_who_were_passed_over_are_next(world: World) -> None:
     assert woken(first) is not None
 
 
-def test_a_late_write_passes_over_nobody_if_the_lock_was_granted_meanwhile(world: World) -> None:
+def test_a_late_write_passes_over_no_waiter_if_the_lock_was_granted_meanwhile(world: World) -> None:
     holder, slow, quick = (Host(world, name) for name in ("holder", "slow", "quick"))
     holder.take()
     first, second = waiting(slow), waiting(quick)
     holder.release()
     assert woken(second) is None
     world.now += PASS_OVER_AFTER + 0.5
-    second.step().until("UpdateItem")  # its write is on its way
+    second.step().until("UpdateItem")  # its write is not sent yet
     assert Host(world, "unfair").take(fair=False)
     Host(world, "unfair").release()
     until_waiting(second)
@@ -163,7 +166,7 @@ def test_a_late_write_passes_over_nobody_if_the_lock_was_granted_meanwhile(world
 
 
 def test_a_waiter_for_several_locks_is_not_passed_over(world: World) -> None:
-    """The lock is free, and it waits for the other one."""
+    """The lock is free, and the waiter waits for the other one."""
     for name, key in (("holder", KEY), ("other", "another")):
         Host(world, name).take(key=key)
     both = Host(world, "both")
@@ -182,7 +185,7 @@ def test_a_waiter_for_several_locks_is_not_passed_over(world: World) -> None:
         world.now += PASS_OVER_AFTER + 0.5
 
 
-def test_one_who_wants_more_slots_than_are_unused_is_not_passed_over(world: World) -> None:
+def test_a_waiter_for_more_slots_than_are_unused_is_not_passed_over(world: World) -> None:
     last = one_of_two_slots_is_released(world, wants=2)
     for _ in range(3):
         assert woken(last) is None
@@ -199,7 +202,7 @@ def test_a_writer_is_not_passed_over_while_there_are_readers(world: World) -> No
         world.now += PASS_OVER_AFTER + 0.5
 
 
-def test_slots_of_a_semaphore_are_not_left_to_one_who_does_not_take_them(world: World) -> None:
+def test_a_waiter_that_does_not_take_a_slot_of_a_semaphore_is_passed_over(world: World) -> None:
     last = one_of_two_slots_is_released(world, wants=1)
     assert woken(last) is None
     world.now += PASS_OVER_AFTER + 0.5

@@ -1,4 +1,4 @@
-"""Deployments of different versions on one table: nothing is damaged, whichever of them is upgraded first (R13)."""
+"""Deployments of different versions on one table (R13): no record is damaged, whichever is upgraded first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from proof.simulator.stepped import KEY, TABLE, Host, World
 
-#: What an operation on a record of a newer version may be, by name.
+#: Operations on a record of a newer version, by name.
 OPERATIONS: dict[str, Callable[[Host], Any]] = {
     "acquire": lambda host: host.take(),
     "acquire slots": lambda host: host.take(capacity=3),
@@ -34,7 +34,7 @@ OPERATIONS: dict[str, Callable[[Host], Any]] = {
 
 @contextmanager
 def release_of_the_package(*, knows: int, writes: int) -> Iterator[None]:
-    """The package as a release has it that knows, and writes, those versions of the format."""
+    """Run the package as a release that knows and writes these versions of the format."""
     with patch.object(version, "KNOWN", knows), patch.object(version, "WRITTEN", writes):
         yield
 
@@ -57,7 +57,7 @@ def version_of(world: World) -> str:
     return str(item["format_version"]["N"])
 
 
-def test_each_record_and_each_entry_says_its_version(world: World) -> None:
+def test_each_item_has_its_version(world: World) -> None:
     Host(world, "holder").take()
     Host(world, "waiter").start_acquire(timeout=60.0).until("PutItem").step()
 
@@ -110,7 +110,7 @@ def test_deployments_take_turns_while_one_has_the_release_that_reads_the_next_ve
     assert version_of(world) == "1"
 
 
-def test_a_release_that_writes_the_next_version_goes_on_with_older_records(world: World) -> None:
+def test_a_release_that_writes_the_next_version_uses_older_records(world: World) -> None:
     with first_release():
         Host(world, "before").take("before", capacity=2)
     with release_that_writes_the_next():
@@ -124,7 +124,7 @@ def test_a_release_that_writes_the_next_version_goes_on_with_older_records(world
         assert Host(world, "beside").release("beside") == Released()
     with release_that_writes_the_next():
         assert isinstance(Host(world, "after").take("after", capacity=2), Granted)
-    assert version_of(world) == "2", "an idle record is written anew"
+    assert version_of(world) == "2", "an idle record is written in the new version"
     with release_that_reads_the_next():
         assert isinstance(Host(world, "other").take("other", capacity=2), Granted)
 
@@ -135,11 +135,9 @@ def test_an_upgrade_in_the_wrong_order_stops_the_older_deployment_and_damages_no
         held = older.take()
     assert isinstance(held, Granted)
     with release_that_writes_the_next():
-        assert isinstance(newer.take(), Busy), "the older deployment's lease counts"
+        assert isinstance(newer.take(), Busy), "the lease of the older deployment counts"
     with first_release():
-        assert older.release() == Released(), (
-            "and is released as ever, since the record is still its own version's"
-        )
+        assert older.release() == Released(), "the record still has the older version"
     with release_that_writes_the_next():
         assert isinstance(newer.take(), Granted)
     with first_release(), pytest.raises(LockVersionError):
@@ -148,7 +146,7 @@ def test_an_upgrade_in_the_wrong_order_stops_the_older_deployment_and_damages_no
         assert newer.release() == Released()
 
 
-def test_an_attribute_of_a_later_release_is_left_alone(world: World) -> None:
+def test_an_attribute_of_a_later_release_is_kept(world: World) -> None:
     host = Host(world)
     host.take()
     world.store(**(world.item() or {}) | {"colour": {"S": "red"}})

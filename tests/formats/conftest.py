@@ -1,4 +1,4 @@
-"""A table of each foreign format on moto, and for `make proof` on each engine that has the service."""
+"""Fixtures: a table of each foreign format on moto and, in `make proof`, on each engine that has the service."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MakeClient = Callable[..., LockClient]
 
 @dataclass
 class Place:
-    """Where locks of one format are.
+    """A table or a bucket with locks of one format.
 
-    :ivar sdk: a boto3 client, to do there what another library does.
-    :ivar kind: of the client that is tried there.
+    :ivar sdk: a boto3 client, to write what another library writes.
+    :ivar kind: kind of the client under test, sync or async.
     """
 
     format: str
@@ -40,18 +40,18 @@ class Place:
 
     @property
     def sends_dates(self) -> bool:
-        """Whether the engine tells its time, as AWS does."""
+        """Return whether the answers of the engine have a ``Date``, as those of AWS do."""
         return isinstance(self.engine, MotoServer)
 
 
 def places(*formats: str, engine: str | None = None) -> pytest.MarkDecorator:
-    """Have a test run in these formats only, and on that engine if one is named."""
+    """Run a test only in these formats, and only on one engine if it is named."""
     chosen = [each for each in _PLACES if (not formats or each[0] in formats) and engine in (None, each[1])]
     return pytest.mark.parametrize("place", _params(chosen), indirect=True)
 
 
 def _params(places: Sequence[tuple[str, str, str]]) -> list[Any]:
-    """`make test` has each format with one client on one engine."""
+    """Return parameters; `make test` runs each format with one client on one engine."""
     proof = pytest.mark.proof
     return [
         pytest.param(each, id="-".join(each), marks=() if each[1:] == ("moto", "sync") else proof)
@@ -59,29 +59,29 @@ def _params(places: Sequence[tuple[str, str, str]]) -> list[Any]:
     ]
 
 
-# Each with one of the clients on each engine, and with both in S3, which only one engine has.
+# Each format has one of the clients on each engine. S3, which only one engine has, has both.
 _PLACES = [(name, "moto", "sync") for name in FOREIGN]
 _PLACES += [(name, "dynamodb_local", "async") for name in FOREIGN if name != "s3"] + [("s3", "moto", "async")]
 
 
 @pytest.fixture(params=_params(_PLACES))
 def place(request: pytest.FixtureRequest) -> Place:
-    """A table, made by our own client; or a bucket."""
+    """A table that our client has created, or a bucket."""
     name, engine, kind = request.param
     return replace(make_place(name, request.getfixturevalue(engine)), kind=kind)
 
 
 @cache
 def make_place(name: str, engine: Engine) -> Place:
-    """A table of that format there."""
+    """Create the table or the bucket of a format on an engine."""
     make: Any = boto3.client
     sdk = make(service_of(name), region_name=REGION, endpoint_url=engine.endpoint_url)
     place = Place(name, engine, sdk)
     if name != "s3":
         LockClient(sdk, table=place.table, table_format=name).create_table()
         if name == "awsflock" and isinstance(engine, DynamoDBLocal):
-            # It may remove a lock in the second in which it expires, where AWS takes minutes, or days; and with it
-            # what tells that there was a holder.
+            # DynamoDB Local may delete a lock in the second in which it expires, and with it the trace of its
+            # holder. AWS takes minutes or days.
             off = {"Enabled": False, "AttributeName": "expiration_time"}
             sdk.update_time_to_live(TableName=place.table, TimeToLiveSpecification=off)
     else:
@@ -91,7 +91,7 @@ def make_place(name: str, engine: Engine) -> Place:
 
 @pytest.fixture
 def make_client(place: Place) -> Iterator[MakeClient]:
-    """Makes clients that last as long as the test."""
+    """Creates clients that are closed when the test ends."""
     with ExitStack() as stack:
 
         def make(**options: Any) -> LockClient:
@@ -108,17 +108,17 @@ def client(make_client: MakeClient) -> LockClient:
 
 @pytest.fixture
 def elsewhere(make_client: MakeClient) -> LockClient:
-    """Another client, of another process as it were."""
+    """Another client, as if of another process."""
     return make_client(owner="elsewhere")
 
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    """A lock of the test's own."""
+    """Key of a lock that only this test uses."""
     return str(request.node.name)
 
 
 @pytest.fixture(autouse=True)
-def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock in S3 is looked at once more, but not a second later."""
+def short_settle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the wait after which the client reads a lock in S3 again, from 1 s."""
     monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.SETTLE", 0.02)

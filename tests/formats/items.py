@@ -1,4 +1,4 @@
-"""What the other libraries write, item by item, as the description of their formats has it, and how."""
+"""The items that other libraries write, as the description of their formats says."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KEYS = {
 
 
 def key_of(format: str, key: str) -> Item:
-    """What names a lock."""
+    """Return the key attributes of a lock."""
     sort = {"sort_key": {"S": "-"}} if format == "python-dynamodb-lock" else {}
     return {KEYS[format]: {"S": key}, **sort}
 
 
 def held(format: str, *, lease: float = 30.0, ago: float = 0.0) -> Any:
-    """A lock that a client of theirs took or renewed so many seconds ago."""
+    """Return a lock that a foreign client acquired or renewed `ago` seconds ago."""
     now = time.time() - ago
     match format:
         case "amazon-lock-client":
@@ -52,7 +52,8 @@ def held(format: str, *, lease: float = 30.0, ago: float = 0.0) -> Any:
             return {
                 "holder": {"S": "theirs"},
                 "expire_ts": {"N": str(round((now + lease) * 1000))},
-                "ttl": {"N": str(round((now + lease) * 1000) + 172_800)},  # as it is there: far too late
+                # As the library writes it: far too late.
+                "ttl": {"N": str(round((now + lease) * 1000) + 172_800)},
             }
         case "awsflock":
             return {
@@ -66,7 +67,7 @@ def held(format: str, *, lease: float = 30.0, ago: float = 0.0) -> Any:
 
 
 def released(format: str) -> Any:
-    """A lock that a client of theirs has given back; None if nothing is left of it."""
+    """Return a lock that a foreign client has released; None if a release deletes the item."""
     match format:
         case "amazon-lock-client":
             return held(format) | {"isReleased": {"S": "1"}}
@@ -78,7 +79,7 @@ def released(format: str) -> Any:
 
 
 def damaged(format: str) -> Any:
-    """What is no lock."""
+    """Return an item that is no valid lock."""
     if format == "s3":
         return {"expire": 30, "owner": "theirs"}
     damage = {
@@ -91,7 +92,7 @@ def damaged(format: str) -> Any:
 
 
 def put(place: Place, key: str, item: Any) -> None:
-    """As they do it when they have the right to."""
+    """Write an item without a condition, in place of the other library."""
     if place.format == "s3":
         place.sdk.put_object(
             Bucket=place.table, Key=key, Body=json.dumps(item), ContentType="application/json"
@@ -101,7 +102,7 @@ def put(place: Place, key: str, item: Any) -> None:
 
 
 def stored(place: Place, key: str) -> Any:
-    """What stands there now; None if nothing does."""
+    """Return the stored item without its key; None if there is none."""
     if place.format == "s3":
         try:
             return json.loads(place.sdk.get_object(Bucket=place.table, Key=key)["Body"].read())
@@ -113,7 +114,7 @@ def stored(place: Place, key: str) -> Any:
 
 
 def empty(place: Place) -> None:
-    """Delete all locks there, for a test that uses all of them."""
+    """Delete all locks of the table, for a test that uses all of them."""
     if place.format == "s3":
         for page in place.sdk.get_paginator("list_objects_v2").paginate(Bucket=place.table):
             for each in page.get("Contents", ()):

@@ -1,5 +1,7 @@
-"""What AmazonDynamoDBLockClient sends, request by request, as the description of its format has it. There is no Java
-here; these are its items and its conditions, and its way to wait: it watches a lock for the lease that it shows."""
+"""A model of AmazonDynamoDBLockClient, according to the description of its format; no Java runs here.
+
+It has the same items and conditions, and waits in the same way: it observes a lock for the lease that the item shows.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from tests.formats.conftest import Place
 
 @dataclass
 class JavaClient:
-    """One client, for locks without a sort key.
+    """A client for locks without a sort key.
 
-    :ivar deletes: it deletes a lock's item on release, as by default.
+    :ivar deletes: whether a release deletes the item, which is the default.
     """
 
     place: Place
@@ -28,7 +30,7 @@ class JavaClient:
     version: str = field(default="", init=False)
 
     def acquire(self, key: str, *, timeout: float = 60.0) -> bool:
-        """Take the lock; wait for it so long."""
+        """Acquire the lock. Return whether that succeeded within the timeout."""
         deadline = time.monotonic() + timeout
         seen, since, lease = "", 0.0, 0.0
         while True:
@@ -59,9 +61,9 @@ class JavaClient:
             time.sleep(self.refresh)
 
     def heartbeat(self, key: str) -> bool:
-        """Whether the lock is still its own."""
+        """Renew the lease. Return whether the client still held the lock."""
         fresh = str(uuid.uuid4())
-        held = self._mine(
+        held = self._write_if_held(
             "update_item",
             key,
             {
@@ -73,13 +75,13 @@ class JavaClient:
         return held
 
     def release(self, key: str) -> bool:
-        """Whether it was its own to give back."""
+        """Release the lock. Return whether the client held it."""
         if self.deletes:
-            return self._mine("delete_item", key, {})
+            return self._write_if_held("delete_item", key, {})
         update = {"UpdateExpression": "SET isReleased = :one", "more": {":one": "1"}}
-        return self._mine("update_item", key, update)
+        return self._write_if_held("update_item", key, update)
 
-    def _mine(self, method: str, key: str, params: dict[str, Any]) -> bool:
+    def _write_if_held(self, method: str, key: str, params: dict[str, Any]) -> bool:
         values = {":mine": self.version, ":me": self.owner, **params.pop("more", {})}
         return self._call(
             method,

@@ -1,4 +1,4 @@
-"""The lock in the formats of other libraries: what holds of ours holds of these, as far as they can."""
+"""Locks in foreign formats behave like native ones, as far as the formats support it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ from tests.formats import items
 from tests.formats.conftest import FOREIGN, MakeClient, Place, places
 
 
-def test_one_holds_and_the_other_waits(client: LockClient, elsewhere: LockClient, key: str) -> None:
+def test_a_waiter_is_granted_the_lock_after_the_release(
+    client: LockClient, elsewhere: LockClient, key: str
+) -> None:
     lease = client.acquire(key, timeout=0)
-    assert lease.token == 0, "there are no tokens"
+    assert lease.token == 0, "foreign formats have no tokens"
     assert elsewhere.try_acquire(key) is None
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(elsewhere.acquire, key, timeout=20, poll_interval=0.05)
@@ -45,14 +47,14 @@ def test_one_holds_and_the_other_waits(client: LockClient, elsewhere: LockClient
         successor = waiting.result()
     assert successor.owner == "elsewhere"
     assert not successor.took_over
-    assert not client.release(lease), "it is another's now"
+    assert not client.release(lease), "another client holds the lock now"
     assert elsewhere.release(successor)
     record = elsewhere.get(key)
     assert record is None or not record.holders
 
 
-@places(*(name for name in FOREIGN if name != "s3"))  # whose holders cannot show what they wait for
-def test_of_two_that_nest_in_opposite_orders_one_ends_and_names_both(
+@places(*(name for name in FOREIGN if name != "s3"))  # whose holders cannot have wait notes
+def test_a_deadlock_ends_one_wait_and_the_error_names_both_locks(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     held = {locks: locks.acquire(f"{key}{end}", lease=60) for locks, end in ((client, "a"), (elsewhere, "b"))}
@@ -72,7 +74,7 @@ def test_of_two_that_nest_in_opposite_orders_one_ends_and_names_both(
     assert f"elsewhere holds '{key}b' and waits for '{key}a'" in failure
 
 
-@places(engine="moto")  # which tells its time
+@places(engine="moto")  # whose answers have a Date
 def test_the_refusal_names_the_holder(client: LockClient, elsewhere: LockClient, key: str) -> None:
     lease = elsewhere.acquire(key)
     with pytest.raises(
@@ -84,7 +86,7 @@ def test_the_refusal_names_the_holder(client: LockClient, elsewhere: LockClient,
     ]
 
 
-def test_heartbeats_keep_it_and_silence_loses_it(make_client: MakeClient, key: str) -> None:
+def test_a_lease_lasts_only_while_heartbeats_are_sent(make_client: MakeClient, key: str) -> None:
     @on_time
     def _(factor: int) -> None:
         holder = make_client(lease=1.5 * factor, max_clock_skew=0.5)
@@ -96,32 +98,32 @@ def test_heartbeats_keep_it_and_silence_loses_it(make_client: MakeClient, key: s
             except LockTimeoutError:
                 pass
             else:
-                assert lease.remaining() == 0, "the holder gave up before"
+                assert lease.remaining() == 0, "the lease ran out before the reclaim"
                 other.release(early)
                 raise TooBusyError
             if not lease.remaining():
                 raise TooBusyError
         successor = other.acquire(key, timeout=PATIENCE, poll_interval=0.1)
-        assert lease.remaining() == 0, "the holder gave up before"
+        assert lease.remaining() == 0, "the lease ran out before the reclaim"
         assert successor.took_over
         with pytest.raises(LockLostError):
             holder.renew(lease)
 
 
-@places(engine="moto")  # which tells its time
-def test_a_dead_holder_of_ours_is_taken_in_one_try(make_client: MakeClient, key: str) -> None:
+@places(engine="moto")  # whose answers have a Date
+def test_a_newcomer_reclaims_a_dead_holder_in_one_attempt(make_client: MakeClient, key: str) -> None:
     lease = make_client(lease=0.2, max_clock_skew=0.1).acquire(key)
     deadline = time.monotonic() + 10
-    newcomer = make_client(max_clock_skew=0.1)  # it has seen nothing
-    while time.monotonic() < deadline and (taken := newcomer.try_acquire(key)) is None:
+    newcomer = make_client(max_clock_skew=0.1)  # it has not observed the lock
+    while time.monotonic() < deadline and (successor := newcomer.try_acquire(key)) is None:
         newcomer = make_client(max_clock_skew=0.1)
         time.sleep(0.1)
-    assert taken is not None
-    assert taken.took_over
-    assert taken.reclaimed[0].lease_id == lease.lease_id
+    assert successor is not None
+    assert successor.took_over
+    assert successor.reclaimed[0].lease_id == lease.lease_id
 
 
-def test_a_release_waits_for_those_who_are_inside(
+def test_a_release_waits_for_the_processes_inside(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     lease = client.acquire(key)
@@ -149,7 +151,7 @@ def test_the_last_process_can_release_as_it_leaves(
     assert client.try_acquire(key)
 
 
-def test_a_process_that_is_not_inside_does_not_release_over_one_that_is(
+def test_a_process_outside_does_not_release_while_another_is_inside(
     client: LockClient, elsewhere: LockClient, key: str
 ) -> None:
     lease = client.acquire(key)
@@ -159,7 +161,7 @@ def test_a_process_that_is_not_inside_does_not_release_over_one_that_is(
     assert client.leave(inside, "inside")
 
 
-def test_who_is_inside_does_not_shorten_the_lease(make_client: MakeClient, place: Place, key: str) -> None:
+def test_a_process_inside_does_not_shorten_the_lease(make_client: MakeClient, place: Place, key: str) -> None:
     client = make_client(lease=300.0, release_grace=1.0)
     lease = client.acquire(key)
     before = items.stored(place, key)
@@ -168,13 +170,13 @@ def test_who_is_inside_does_not_shorten_the_lease(make_client: MakeClient, place
     client.renew(inside)
     after = items.stored(place, key)
     for name, unit in (("expire_ts", 1), ("expiration_time", 1000)):
-        if name in before:  # to within what two estimates of the time may differ by
+        if name in before:  # two estimates of server time may differ by 2 s
             assert (int(after[name]["N"]) - int(before[name]["N"])) * unit >= -2000
     if place.format == "s3":
         assert after["expire"] == before["expire"]
 
 
-def test_a_longer_lease_with_one_heartbeat(client: LockClient, place: Place, key: str) -> None:
+def test_a_heartbeat_can_extend_the_lease(client: LockClient, place: Place, key: str) -> None:
     lease = client.renew(client.acquire(key), duration=600.0)
     record = client.get(key)
     assert record
@@ -187,11 +189,13 @@ def test_a_longer_lease_with_one_heartbeat(client: LockClient, place: Place, key
             assert float(shown["lease_duration"]["N"]) == 600
         case "awsflock":
             assert shown["lease_duration"] == {"N": "600"}
-            # As long as their clock may be ahead, they take nothing.
+            # The other library does not reclaim early, even if its clock is ahead.
             assert int(shown["expiration_time"]["N"]) >= time.time() + 608
         case "dyndbmutex":
             assert int(shown["expire_ts"]["N"]) >= (time.time() + 608) * 1000
-            assert int(shown["ttl"]["N"]) >= time.time() + 600 + 172_700, "nor does DynamoDB delete it before"
+            assert int(shown["ttl"]["N"]) >= time.time() + 600 + 172_700, (
+                "DynamoDB does not delete the item before"
+            )
         case "s3":
             assert shown["expire"] == 610
     with pytest.raises(LockValueError, match="cannot be made shorter"):
@@ -229,18 +233,18 @@ def test_many_threads_take_turns(make_client: MakeClient, key: str) -> None:
     assert (most, turns) == (1, 24)
 
 
-# -- theirs ---------------------------------------------------------------------------------------------------------
+# -- locks of the other library -------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_they_hold_is_respected(client: LockClient, place: Place, key: str) -> None:
+def test_a_lock_of_a_foreign_holder_is_not_acquired(client: LockClient, place: Place, key: str) -> None:
     items.put(place, key, item := items.held(place.format))
     with pytest.raises(LockTimeoutError, match="Locked by theirs"):
         client.acquire(key, timeout=0.3, poll_interval=0.1)
-    assert items.stored(place, key) == item, "nothing was changed"
+    assert items.stored(place, key) == item, "the item is unchanged"
 
 
-@places("amazon-lock-client", "dyndbmutex", "s3")  # of the others, nothing is left then
-def test_a_lock_that_they_gave_back_is_free(client: LockClient, place: Place, key: str) -> None:
+@places("amazon-lock-client", "dyndbmutex", "s3")  # the other formats delete the item
+def test_a_lock_that_a_foreign_client_released_is_free(client: LockClient, place: Place, key: str) -> None:
     items.put(place, key, items.released(place.format))
     lease = client.acquire(key, timeout=0)
     assert not lease.took_over
@@ -248,14 +252,14 @@ def test_a_lock_that_they_gave_back_is_free(client: LockClient, place: Place, ke
 
 
 @places("dyndbmutex", "awsflock", "s3", engine="moto")
-def test_a_dead_one_of_theirs_is_taken_at_once_where_a_time_tells(
+def test_a_dead_foreign_holder_with_an_end_time_is_reclaimed_at_once(
     make_client: MakeClient, place: Place, key: str
 ) -> None:
     client = make_client(max_clock_skew=1.0)
     items.put(place, key, items.held(place.format, lease=60, ago=60.5))
-    assert client.try_acquire(key) is None, "by a clock that is behind, it is not over"
+    assert client.try_acquire(key) is None, "the lease is still valid by a clock that is behind"
     items.put(place, key, items.held(place.format, lease=60, ago=64))
-    client = make_client(max_clock_skew=1.0)  # it has not seen the lock change
+    client = make_client(max_clock_skew=1.0)  # it has not observed the lock
     lease = client.acquire(key, timeout=0)
     assert lease.took_over
     assert [each.owner for each in lease.reclaimed] == ["theirs"]
@@ -263,7 +267,7 @@ def test_a_dead_one_of_theirs_is_taken_at_once_where_a_time_tells(
 
 
 @places("amazon-lock-client", "python-dynamodb-lock", "awsflock", "s3")
-def test_a_dead_one_of_theirs_is_taken_after_its_lease(
+def test_a_dead_foreign_holder_is_reclaimed_after_its_lease(
     make_client: MakeClient, place: Place, key: str
 ) -> None:
     client = make_client(max_clock_skew=1.0)
@@ -276,7 +280,9 @@ def test_a_dead_one_of_theirs_is_taken_after_its_lease(
     assert client.release(lease)
 
 
-def test_one_that_beats_is_not_dead(make_client: MakeClient, place: Place, key: str) -> None:
+def test_a_foreign_holder_that_sends_heartbeats_is_not_dead(
+    make_client: MakeClient, place: Place, key: str
+) -> None:
     client = make_client(max_clock_skew=0.0)
 
     @on_time
@@ -284,28 +290,28 @@ def test_one_that_beats_is_not_dead(make_client: MakeClient, place: Place, key: 
         ended = threading.Event()
         written = [time.monotonic()]
 
-        def beat() -> None:
+        def send_heartbeats() -> None:
             while not ended.wait(0.2):
                 items.put(place, key, items.held(place.format, lease=factor))
                 written.append(time.monotonic())
 
         items.put(place, key, items.held(place.format, lease=factor))
-        beating = threading.Thread(target=beat)
-        beating.start()
+        sender = threading.Thread(target=send_heartbeats)
+        sender.start()
         try:
             client.acquire(key, timeout=2.0 * factor, poll_interval=0.1)
         except LockTimeoutError:
             return
         finally:
             ended.set()
-            beating.join()
+            sender.join()
         gaps = [later - sooner for sooner, later in pairwise([*written, time.monotonic()])]
-        assert max(gaps) >= factor / 2, "it was taken between heartbeats that came on time"
+        assert max(gaps) >= factor / 2, "the lock was reclaimed although the heartbeats were on time"
         raise TooBusyError
 
 
-def test_who_writes_over_ours_has_it(client: LockClient, place: Place, key: str) -> None:
-    """As they may, once our lease has run out by their rules."""
+def test_a_foreign_client_can_overwrite_our_holder(client: LockClient, place: Place, key: str) -> None:
+    """Its library allows that once our lease has run out by its own rules."""
     lease = client.acquire(key)
     items.put(place, key, item := items.held(place.format))
     assert not client.release(lease)
@@ -314,7 +320,7 @@ def test_who_writes_over_ours_has_it(client: LockClient, place: Place, key: str)
     assert items.stored(place, key) == item
 
 
-def test_a_lock_of_theirs_can_be_broken(client: LockClient, place: Place, key: str) -> None:
+def test_the_lease_of_a_foreign_holder_can_be_broken(client: LockClient, place: Place, key: str) -> None:
     items.put(place, key, items.held(place.format))
     record = client.get(key)
     assert record
@@ -323,7 +329,7 @@ def test_a_lock_of_theirs_can_be_broken(client: LockClient, place: Place, key: s
     assert client.try_acquire(key)
 
 
-def test_what_is_no_lock_is_refused_and_left_as_it_is(client: LockClient, place: Place, key: str) -> None:
+def test_a_damaged_item_is_refused_and_left_unchanged(client: LockClient, place: Place, key: str) -> None:
     items.put(place, key, item := items.damaged(place.format))
     for call in (client.try_acquire, client.get):
         with pytest.raises(LockRecordError) as refused:
@@ -334,11 +340,11 @@ def test_what_is_no_lock_is_refused_and_left_as_it_is(client: LockClient, place:
     assert items.stored(place, key) == item
 
 
-# -- what is lost on the way, and what cannot be ----------------------------------------------------------------------
+# -- lost answers, requests, unsupported options ----------------------------------------------------------------------
 
 
 class _Losing:
-    """An SDK client that carries one call out and loses the answer."""
+    """An SDK client that executes one call and loses its answer."""
 
     def __init__(self, sdk: Any, method: str) -> None:
         self._sdk, self._method, self.lost = sdk, method, 0
@@ -357,7 +363,7 @@ class _Losing:
 
 
 class _Overtaken:
-    """An SDK client before whose reclaims a client of theirs is quicker."""
+    """An SDK client that lets a foreign client write just before each reclaim."""
 
     def __init__(self, sdk: Any, overtake: Callable[[], None]) -> None:
         self._sdk, self._overtake = sdk, overtake
@@ -376,24 +382,24 @@ class _Overtaken:
 
 
 @places(engine="moto")
-def test_one_who_beats_just_before_he_is_reclaimed_is_not(place: Place, key: str) -> None:
-    # Silent for longer than his lease, each time anew.
+def test_a_heartbeat_just_before_a_reclaim_prevents_it(place: Place, key: str) -> None:
+    # The holder is silent for longer than its lease before each heartbeat.
     silent = place.format in ("amazon-lock-client", "python-dynamodb-lock")
-    how = {"lease": 0.3} if silent else {"lease": 1.0, "ago": 9.0}
-    beats: list[Any] = []
+    options = {"lease": 0.3} if silent else {"lease": 1.0, "ago": 9.0}
+    heartbeats: list[Any] = []
 
-    def beat() -> None:
-        beats.append(items.held(place.format, **how))
-        items.put(place, key, beats[-1])
+    def heartbeat() -> None:
+        heartbeats.append(items.held(place.format, **options))
+        items.put(place, key, heartbeats[-1])
 
-    beat()
-    sdk = _Overtaken(place.sdk, beat)
+    heartbeat()
+    sdk = _Overtaken(place.sdk, heartbeat)
     with any_clock_skew():
         client = LockClient(sdk, table=place.table, table_format=place.format, max_clock_skew=1.0)
     with pytest.raises(LockTimeoutError):
         client.acquire(key, timeout=1.5 if silent else 0, poll_interval=0.1)
-    assert len(beats) > 1
-    assert items.stored(place, key) == beats[-1]
+    assert len(heartbeats) > 1
+    assert items.stored(place, key) == heartbeats[-1]
 
 
 class _Counting:
@@ -409,7 +415,7 @@ class _Counting:
 
 
 @places(engine="moto")
-def test_how_many_requests_it_takes(place: Place, key: str) -> None:
+def test_the_requests_of_a_cycle(place: Place, key: str) -> None:
     sdk = _Counting(place.sdk)
     client = LockClient(sdk, table=place.table, table_format=place.format)
     lease = client.acquire(key, timeout=0)
@@ -420,12 +426,12 @@ def test_how_many_requests_it_takes(place: Place, key: str) -> None:
         assert sdk.calls == [*change, "get_object", *change, *change]
     else:
         keeps = place.format in ("amazon-lock-client", "dyndbmutex")
-        gives = "update_item" if keeps else "delete_item"
-        assert sdk.calls == ["update_item", "update_item", gives]
+        release = "update_item" if keeps else "delete_item"
+        assert sdk.calls == ["update_item", "update_item", release]
 
 
 @pytest.mark.parametrize("what", ["acquire", "release"])
-def test_a_lost_answer_loses_nothing(place: Place, key: str, what: str) -> None:
+def test_a_call_succeeds_although_an_answer_is_lost(place: Place, key: str, what: str) -> None:
     make: Any = boto3.client
     sdk = make(
         place.sdk.meta.service_model.service_name,
@@ -444,9 +450,7 @@ def test_a_lost_answer_loses_nothing(place: Place, key: str, what: str) -> None:
     lease.check()
     assert client.release(lease)
     assert losing.lost == 1
-    assert LockClient(sdk, table=place.table, table_format=place.format).try_acquire(key), (
-        "nobody is in the way"
-    )
+    assert LockClient(sdk, table=place.table, table_format=place.format).try_acquire(key), "no holder is left"
 
 
 @pytest.mark.parametrize(
@@ -460,7 +464,7 @@ def test_a_lost_answer_loses_nothing(place: Place, key: str, what: str) -> None:
     ],
     ids=lambda claim: next(iter(claim)),
 )
-def test_what_the_format_cannot_is_a_clear_error(
+def test_an_unsupported_option_is_a_clear_error(
     client: LockClient, place: Place, key: str, claim: dict[str, Any]
 ) -> None:
     with pytest.raises(LockValueError, match=f"format '{place.format}'"):
@@ -468,7 +472,7 @@ def test_what_the_format_cannot_is_a_clear_error(
     assert items.stored(place, key) is None
 
 
-def test_several_locks_lines_and_capacities_are_not_there(client: LockClient, place: Place, key: str) -> None:
+def test_sets_queues_and_capacities_are_not_supported(client: LockClient, place: Place, key: str) -> None:
     for call in (
         lambda: client.acquire([key, "another"], timeout=0),
         lambda: client.waiters(key),
@@ -478,7 +482,7 @@ def test_several_locks_lines_and_capacities_are_not_there(client: LockClient, pl
             call()
 
 
-def test_who_gives_up_waiting_leaves_nothing_behind(
+def test_a_wait_that_times_out_leaves_the_item_unchanged(
     client: LockClient, elsewhere: LockClient, place: Place, key: str
 ) -> None:
     lease = elsewhere.acquire(key)
@@ -500,7 +504,7 @@ def test_bytes_are_kept_with_a_lock_of_the_java_library(client: LockClient, plac
     lease = client.acquire(key)
     record = client.get(key)
     assert record
-    assert record.data == {"data": b"their data"}, "kept"
+    assert record.data == {"data": b"their data"}, "the data are kept"
     client.renew(lease, data={"data": b"ours"})
     assert items.stored(place, key)["data"] == {"B": b"ours"}
     assert items.stored(place, key)["team"] == {"S": "an attribute of their own"}
@@ -520,8 +524,8 @@ def test_bytes_are_kept_with_a_lock_of_the_java_library(client: LockClient, plac
 
 
 @places("amazon-lock-client")
-def test_an_update_in_place_takes_it_from_us(client: LockClient, place: Place, key: str) -> None:
-    """As the Java library does it when it is told to keep what stands in the item."""
+def test_a_foreign_update_in_place_replaces_our_holder(client: LockClient, place: Place, key: str) -> None:
+    """The Java library updates in place if it is configured to keep the attributes of the item."""
     lease = client.acquire(key)
     place.sdk.update_item(
         TableName=place.table,
@@ -538,7 +542,9 @@ def test_an_update_in_place_takes_it_from_us(client: LockClient, place: Place, k
 
 
 @places("python-dynamodb-lock")
-def test_sort_keys(client: LockClient, make_client: MakeClient, place: Place, key: str) -> None:
+def test_a_key_consists_of_a_partition_key_and_a_sort_key(
+    client: LockClient, make_client: MakeClient, place: Place, key: str
+) -> None:
     lease, other = client.acquire("ab::c", timeout=0), client.acquire("a::bc", timeout=0)
     assert place.sdk.get_item(TableName=place.table, Key={"lock_key": {"S": "ab"}, "sort_key": {"S": "c"}})[
         "Item"
@@ -555,25 +561,27 @@ def test_sort_keys(client: LockClient, make_client: MakeClient, place: Place, ke
 
 
 @places("python-dynamodb-lock")
-def test_a_partition_key_that_has_no_name_is_refused(client: LockClient, place: Place, key: str) -> None:
+def test_a_partition_key_that_cannot_be_named_is_not_listed(
+    client: LockClient, place: Place, key: str
+) -> None:
     """``a::b`` is the partition key ``a`` and the sort key ``b``."""
     place.sdk.put_item(
         TableName=place.table,
         Item={"lock_key": {"S": f"{key}::b"}, "sort_key": {"S": "-"}, **items.held(place.format)},
     )
     assert [each.key for each in client.list_locks() if each.key.startswith(key)] == []
-    assert client.release(client.acquire(f"{key}::b", timeout=0)), "another lock"
+    assert client.release(client.acquire(f"{key}::b", timeout=0)), "this is another lock"
 
 
 @places("s3")
-def test_what_only_the_metadata_tell_is_a_change_too(client: LockClient, place: Place, key: str) -> None:
-    """Else one of two who leave at the same moment would write over the other."""
+def test_a_change_of_the_metadata_changes_the_etag(client: LockClient, place: Place, key: str) -> None:
+    """Otherwise, of two processes that leave at the same moment, one would overwrite the other's write."""
     lease = client.acquire(key)
     insides = {name: client.enter(lease, name) for name in ("one", "other")}
     before = place.sdk.head_object(Bucket=place.table, Key=key)["ETag"]
     client.leave(insides["one"], "one")
     assert place.sdk.head_object(Bucket=place.table, Key=key)["ETag"] != before
-    assert items.stored(place, key)["owner"], "their parser reads it"
+    assert items.stored(place, key)["owner"], "the other library can parse the object"
     client.leave(insides["other"], "other")
     record = client.get(key)
     assert record
@@ -581,24 +589,24 @@ def test_what_only_the_metadata_tell_is_a_change_too(client: LockClient, place: 
 
 
 @places("s3")
-def test_a_race_of_theirs_is_lost_by_whoever_it_overtakes_and_he_learns_of_it(
+def test_a_holder_that_a_foreign_client_overwrites_detects_the_loss(
     client: LockClient, elsewhere: LockClient, place: Place, key: str
 ) -> None:
-    """They read a free lock, take longer than their own second, and write over whoever holds it then."""
+    """A foreign client reads a free lock, takes longer than its own second, and overwrites the holder."""
     lease = client.acquire(key)
-    items.put(place, key, late := items.held(place.format))  # by one who read it before
+    items.put(place, key, late := items.held(place.format))  # by a client that has read the free lock
     with pytest.raises(LockLostError, match="Locked by theirs"):
         client.renew(lease)
     assert not client.release(lease)
     assert elsewhere.try_acquire(key) is None
-    assert items.stored(place, key) == late, "theirs stays"
+    assert items.stored(place, key) == late, "the foreign holder remains"
 
 
 @places("s3")
-def test_who_is_overtaken_within_their_second_is_not_told_that_he_holds_it(
+def test_an_acquire_that_is_overwritten_within_a_second_is_no_grant(
     make_client: MakeClient, place: Place, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of them read it before we wrote, and writes after it, sooner than he looks again."""
+    """A foreign client reads the lock before our write, and overwrites it before our client reads it again."""
     monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.SETTLE", 1.0)
     client = make_client()
     with ThreadPoolExecutor(1) as pool:
@@ -612,10 +620,10 @@ def test_who_is_overtaken_within_their_second_is_not_told_that_he_holds_it(
 
 
 @places("s3")
-def test_a_lock_that_is_taken_up_again_is_looked_at_again(
+def test_a_repeated_acquire_reads_the_lock_again(
     make_client: MakeClient, place: Place, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a second triggerer, say, while one of theirs who read the free lock is still about to write."""
+    """A second triggerer may repeat it while a foreign client that has read the free lock is about to write."""
     lease = make_client().acquire(key, lease_id="the same")
     monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.SETTLE", 1.0)
     before = place.sdk.head_object(Bucket=place.table, Key=key)["ETag"]
@@ -629,7 +637,7 @@ def test_a_lock_that_is_taken_up_again_is_looked_at_again(
 
 
 @places("s3")
-def test_a_bucket_may_have_other_things_in_it(client: LockClient, place: Place, key: str) -> None:
+def test_other_objects_in_the_bucket_are_ignored(client: LockClient, place: Place, key: str) -> None:
     lease = client.acquire(key)
     for name, body in ((f"{key}/text", b"no JSON"), (f"{key}/json", b"[1]"), (f"{key}/large", b" " * 9000)):
         place.sdk.put_object(Bucket=place.table, Key=name, Body=body)
@@ -643,7 +651,7 @@ def test_a_bucket_may_have_other_things_in_it(client: LockClient, place: Place, 
 
 
 @places("awsflock", "s3")
-def test_a_lease_of_theirs_is_not_ours_to_renew_or_release(
+def test_a_foreign_lease_can_be_neither_renewed_nor_released(
     client: LockClient, place: Place, key: str
 ) -> None:
     items.put(place, key, held := items.held(place.format))
@@ -658,7 +666,7 @@ def test_a_lease_of_theirs_is_not_ours_to_renew_or_release(
 
 
 @places("dyndbmutex", "amazon-lock-client")
-def test_a_lock_that_is_held_for_ever_is_held(client: LockClient, place: Place, key: str) -> None:
+def test_a_lock_with_an_endless_lease_is_held(client: LockClient, place: Place, key: str) -> None:
     for_ever = {
         "dyndbmutex": {"expire_ts": {"N": str(2**63 + int(time.time()))}},
         "amazon-lock-client": {"leaseDuration": {"S": str(2**63 - 1)}},
@@ -671,7 +679,7 @@ def test_a_lock_that_is_held_for_ever_is_held(client: LockClient, place: Place, 
 
 
 @places("amazon-lock-client")
-def test_a_table_that_expires_what_we_do_not_renew_is_refused(client: LockClient, place: Place) -> None:
+def test_a_table_with_ttl_on_an_unknown_attribute_is_refused(client: LockClient, place: Place) -> None:
     client.check_table()
     specification = {"Enabled": True, "AttributeName": "expires"}
     place.sdk.update_time_to_live(TableName=place.table, TimeToLiveSpecification=specification)

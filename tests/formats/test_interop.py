@@ -1,5 +1,7 @@
-"""The real libraries beside ours, each in a process and an environment of its own, on the tables that they make: who
-holds the lock on one side excludes the other, and whoever dies is replaced."""
+"""Our clients share locks with the real other libraries: one side's holder excludes the other side.
+
+Each library runs in a process and an environment of its own, and creates its table. A dead holder is replaced.
+"""
 
 from __future__ import annotations
 
@@ -20,40 +22,40 @@ from deployments.engines import DynamoDBLocal, Engine, MotoServer
 
 pytestmark = pytest.mark.proof
 
-THEIRS = {
+LIBRARIES = {
     "python-dynamodb-lock": PYTHON_DYNAMODB_LOCK,
     "dyndbmutex": DYNDBMUTEX,
     "awsflock": AWSFLOCK,
     "s3": AWS_S3_LOCK,
 }
-#: By how much a clock may be off here, where all share one: awsflock's has whole seconds.
+#: Clock skew to allow: all processes share a clock, but awsflock reads whole seconds.
 SKEW = 1.0
 LEASE = 3.0
 POLL = 0.1
-#: How long they contend.
+#: Duration of the contention in seconds.
 SECONDS = 60.0
-#: An engine on a busy machine may take seconds to answer; what theirs do without one is for `tests/client/test_peers`.
+#: An engine on a busy machine may take seconds to answer. `tests/client/test_peers` tests libraries without answers.
 SDK = {"read_timeout": 30}
 
 
 class Both:
-    """A table of theirs, a process of theirs, and clients of ours."""
+    """A table of another library, with processes of that library and clients of this package."""
 
     def __init__(self, format: str, engine: Engine) -> None:
         self.format, self.engine = format, engine
-        self.contestant: Contestant = THEIRS[format]
-        with self.them() as worker:
+        self.contestant: Contestant = LIBRARIES[format]
+        with self.foreign() as worker:
             worker.do("create_table")
 
     @property
     def races(self) -> bool:
-        """Whether their library overwrites a holder if it is slow between its read and its write: docs/formats.md."""
+        """Return whether the library overwrites a holder if it is slow between read and write: docs/formats.md."""
         return self.format == "s3"
 
-    def them(self, lease: float = LEASE) -> Worker:
+    def foreign(self, lease: float = LEASE) -> Worker:
         return self.contestant.worker(self.engine.endpoint_url, Settings(lease=lease, poll=POLL, sdk=SDK))
 
-    def us(self, **given: Any) -> Any:
+    def ours(self, **given: Any) -> Any:
         options: dict[str, Any] = {"lease": LEASE, "max_clock_skew": SKEW, "owner": "ours"} | given
         return lock_client(
             "sync",
@@ -68,7 +70,7 @@ class Both:
 def _both() -> list[Any]:
     return [
         pytest.param((name, engine), id=f"{name}-{engine.name}")
-        for name in THEIRS
+        for name in LIBRARIES
         for engine in (MotoServer, DynamoDBLocal)
         if (name, engine) != ("s3", DynamoDBLocal)
     ]
@@ -93,67 +95,69 @@ def both(request: pytest.FixtureRequest, engines: dict[type[Engine], Engine], ma
     return made[request.param]
 
 
-def test_they_hold_and_we_wait_and_they_release(both: Both, key: str) -> None:
-    with both.them(lease=60) as them, both.us() as us, ThreadPoolExecutor(1) as pool:
-        them.do("acquire", key=key)
-        assert us.try_acquire(key) is None
-        waiting = pool.submit(us.acquire, key, timeout=30, poll_interval=POLL)
-        released, _ = them.do("release", key=key)
+def test_our_waiter_is_granted_the_lock_after_a_foreign_release(both: Both, key: str) -> None:
+    with both.foreign(lease=60) as worker, both.ours() as client, ThreadPoolExecutor(1) as pool:
+        worker.do("acquire", key=key)
+        assert client.try_acquire(key) is None
+        waiting = pool.submit(client.acquire, key, timeout=30, poll_interval=POLL)
+        released, _ = worker.do("release", key=key)
         lease = waiting.result()
         assert time.monotonic() > released
         assert not lease.took_over
-        assert us.release(lease)
-        them.do("acquire", key=key)  # and theirs again
-        them.do("release", key=key)
+        assert client.release(lease)
+        worker.do("acquire", key=key)  # the other library can acquire the lock again
+        worker.do("release", key=key)
 
 
-def test_they_hold_and_die_and_we_take(both: Both, key: str) -> None:
-    with both.them() as them, both.us() as us:
-        _, granted = them.do("acquire", key=key)
+def test_our_waiter_replaces_a_dead_foreign_holder(both: Both, key: str) -> None:
+    with both.foreign() as worker, both.ours() as client:
+        _, granted = worker.do("acquire", key=key)
         if both.format == "python-dynamodb-lock":
-            assert us.try_acquire(key) is None
-        them.process.kill()
+            assert client.try_acquire(key) is None
+        worker.process.kill()
         if both.format == "dyndbmutex" and isinstance(both.engine, DynamoDBLocal):
-            # Nothing but a time that this engine does not tell says that it is dead: a person has to.
-            record = us.get(key)
-            us.break_lock(key, next(iter(record.holders)))
-        lease = us.acquire(key, timeout=60, poll_interval=POLL)
+            # Only server time, which this engine does not send, proves its death: a person must break it.
+            record = client.get(key)
+            client.break_lock(key, next(iter(record.holders)))
+        lease = client.acquire(key, timeout=60, poll_interval=POLL)
         if both.format != "dyndbmutex":
-            assert time.monotonic() - granted >= LEASE - 1, "not before its lease was over"
+            assert time.monotonic() - granted >= LEASE - 1, (
+                "the lock is not reclaimed before the lease is over"
+            )
             assert lease.took_over
-        assert us.release(lease)
+        assert client.release(lease)
 
 
-def test_we_hold_and_they_wait_and_we_release(both: Both, key: str) -> None:
-    with both.them() as them, both.us() as us:
-        lease = us.acquire(key)
-        with us.keep_alive(lease):
-            them.tell("acquire", key=key)
-            time.sleep(LEASE + 2 * SKEW + 1)  # longer than they would wait for a dead one
+def test_a_foreign_waiter_is_granted_the_lock_after_our_release(both: Both, key: str) -> None:
+    with both.foreign() as worker, both.ours() as client:
+        lease = client.acquire(key)
+        with client.keep_alive(lease):
+            worker.send("acquire", key=key)
+            time.sleep(LEASE + 2 * SKEW + 1)  # longer than the library waits for a dead holder
             lease.check()
             releasing = time.monotonic()
-        assert us.release(lease)
-        _, granted = them.hear()
+        assert client.release(lease)
+        _, granted = worker.receive()
         assert granted > releasing
-        assert us.try_acquire(key) is None
-        them.do("release", key=key)
+        assert client.try_acquire(key) is None
+        worker.do("release", key=key)
 
 
-def test_we_hold_and_die_and_they_take(both: Both, key: str) -> None:
-    with both.them() as them, both.us() as us:
+def test_a_foreign_waiter_replaces_our_dead_holder(both: Both, key: str) -> None:
+    with both.foreign() as worker, both.ours() as client:
         begun = time.monotonic()
-        lease = us.acquire(key)
-        them.tell("acquire", key=key)
-        _, granted = them.hear()
+        lease = client.acquire(key)
+        worker.send("acquire", key=key)
+        _, granted = worker.receive()
         assert granted - begun >= LEASE
-        assert lease.remaining() == 0, "ours had given up before"
-        assert not us.release(lease)
-        assert us.try_acquire(key) is None
-        them.do("release", key=key)
+        assert lease.remaining() == 0, "our lease had run out before"
+        assert not client.release(lease)
+        assert client.try_acquire(key) is None
+        worker.do("release", key=key)
 
 
 def test_never_two_holders(engines: dict[type[Engine], Engine], made: dict[Any, Both], key: str) -> None:
-    """Two processes of theirs and two threads of ours, in all formats at the same time."""
+    """Two processes of the library and two threads of our client contend, in all formats at the same time."""
     sides = [
         made.setdefault(each.values[0], Both(each.values[0][0], engines[each.values[0][1]]))
         if each.values[0] not in made
@@ -162,49 +166,49 @@ def test_never_two_holders(engines: dict[type[Engine], Engine], made: dict[Any, 
     ]
     with ThreadPoolExecutor(100) as pool:
         for side, found in [(side, pool.submit(_contend, side, key)) for side in sides]:
-            stays = sorted(found.result())
+            holds = sorted(found.result())
             name = f"{side.format}, {side.engine.name}"
-            turns = {who: [each[2] for each in stays].count(who) for who in ("ours", "theirs")}
+            turns = {who: [each[2] for each in holds].count(who) for who in ("ours", "theirs")}
             print(name, turns)
             assert all(turns.values()), f"{name}: {turns}"
             if side.races:
-                stays = [each for each in stays if each[2] == "ours"]
-            for (_, went, one), (came, _, other) in pairwise(stays):
-                assert went <= came, f"{name}: {one} and {other} held it together for {went - came:.3f} s"
+                holds = [each for each in holds if each[2] == "ours"]
+            for (_, ended, one), (began, _, other) in pairwise(holds):
+                assert ended <= began, f"{name}: {one} and {other} held it together for {ended - began:.3f} s"
 
 
 def _contend(side: Both, key: str) -> list[tuple[float, float, str]]:
-    stays: list[tuple[float, float, str]] = []
+    holds: list[tuple[float, float, str]] = []
 
-    def we(us: LockClient) -> None:
+    def use(client: LockClient) -> None:
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
-            lease = us.acquire(key, poll_interval=POLL, timeout=120)
-            with us.keep_alive(lease):
-                came = time.monotonic()
+            lease = client.acquire(key, poll_interval=POLL, timeout=120)
+            with client.keep_alive(lease):
+                began = time.monotonic()
                 time.sleep(0.02)
                 lease.check()
-                went = time.monotonic()
-            if us.release(lease):
-                stays.append((came, went, "ours"))
+                ended = time.monotonic()
+            if client.release(lease):
+                holds.append((began, ended, "ours"))
             else:
                 assert side.races, "the lease was lost"
-            time.sleep(0.05)  # whoever has just released it is the quickest
+            time.sleep(0.05)  # the client that has just released would be the quickest
 
-    # A lease that nobody outlives: aws_s3_lock and dyndbmutex have no heartbeats.
+    # No hold outlasts this lease: aws_s3_lock and dyndbmutex have no heartbeats.
     with (
-        side.them(60) as one,
-        side.them(60) as other,
-        side.us(lease=60.0) as us,
+        side.foreign(60) as one,
+        side.foreign(60) as other,
+        side.ours(lease=60.0) as client,
         ThreadPoolExecutor(2) as pool,
     ):
-        for them in (one, other):
-            # So many at once could keep the engines from answering in time, here and in the tests beside it.
-            os.setpriority(os.PRIO_PROCESS, them.process.pid, 10)
-            them.tell("stays", key=key, seconds=SECONDS, hold=0.02)
-        ours = [pool.submit(we, us) for _ in range(2)]
-        for them in (one, other):
-            stays += [(came, went, "theirs") for came, went in them.hear()]
-        for each in ours:
+        for worker in (one, other):
+            # All these at once could delay the answers of the engines, also in tests that run at the same time.
+            os.setpriority(os.PRIO_PROCESS, worker.process.pid, 10)
+            worker.send("stays", key=key, seconds=SECONDS, hold=0.02)
+        threads = [pool.submit(use, client) for _ in range(2)]
+        for worker in (one, other):
+            holds += [(began, ended, "theirs") for began, ended in worker.receive()]
+        for each in threads:
             each.result()
-    return stays
+    return holds

@@ -1,4 +1,4 @@
-"""Beside AmazonDynamoDBLockClient, or rather its exact items and conditions (`java.py`), in both directions."""
+"""Our clients share locks with AmazonDynamoDBLockClient, modelled in `java.py`: each replaces the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [places("amazon-lock-client"), pytest.mark.proof]
 
 
 @pytest.mark.parametrize("deletes", [True, False], ids=["deletes", "keeps"])
-def test_it_holds_and_we_wait_and_it_releases(
+def test_our_waiter_is_granted_the_lock_after_a_java_release(
     client: LockClient, place: Place, key: str, deletes: bool
 ) -> None:
     java = JavaClient(place, deletes=deletes)
@@ -38,22 +38,24 @@ def test_it_holds_and_we_wait_and_it_releases(
     assert java.acquire(key, timeout=0)
 
 
-def test_it_holds_and_dies_and_we_take(client: LockClient, place: Place, key: str) -> None:
+def test_our_waiter_reclaims_a_dead_java_holder(client: LockClient, place: Place, key: str) -> None:
     java = JavaClient(place, lease=1.0)
     assert java.acquire(key)
     granted = time.monotonic()
     lease = client.acquire(key, timeout=30, poll_interval=0.05)
     assert time.monotonic() - granted >= 1.0
     assert lease.took_over
-    assert not java.heartbeat(key), "it learns of it"
+    assert not java.heartbeat(key), "the Java client detects the loss"
 
 
-def test_we_hold_and_it_waits_and_we_release(make_client: MakeClient, place: Place, key: str) -> None:
+def test_a_java_waiter_is_granted_the_lock_after_our_release(
+    make_client: MakeClient, place: Place, key: str
+) -> None:
     client = make_client(lease=1.0)
     lease = client.acquire(key)
     with client.keep_alive(lease), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(JavaClient(place).acquire, key)
-        time.sleep(2.5)  # longer than it would wait for a dead one
+        time.sleep(2.5)  # longer than the Java client waits for a dead holder
         assert not waiting.done()
         lease.check()
         assert client.release(lease)
@@ -61,19 +63,19 @@ def test_we_hold_and_it_waits_and_we_release(make_client: MakeClient, place: Pla
     assert client.try_acquire(key) is None
 
 
-def test_we_hold_and_die_and_it_takes(make_client: MakeClient, place: Place, key: str) -> None:
+def test_a_java_waiter_reclaims_our_dead_holder(make_client: MakeClient, place: Place, key: str) -> None:
     client = make_client(lease=1.0)
     lease = client.acquire(key)
     begun = time.monotonic()
     assert JavaClient(place).acquire(key)
     assert time.monotonic() - begun >= 1.0
-    assert lease.remaining() == 0, "ours had given up before"
+    assert lease.remaining() == 0, "our lease had run out before"
     assert not client.release(lease)
     with pytest.raises(LockLostError):
         client.renew(lease)
 
 
-def test_what_it_saw_before_our_heartbeat_does_not_let_it_take(
+def test_a_java_client_does_not_reclaim_a_version_before_our_heartbeat(
     client: LockClient, place: Place, key: str
 ) -> None:
     lease = client.acquire(key)
@@ -92,38 +94,42 @@ def test_what_it_saw_before_our_heartbeat_does_not_let_it_take(
 
 
 def test_never_two_holders(make_client: MakeClient, place: Place, key: str) -> None:
-    stays: list[tuple[float, float, str]] = []
+    holds: list[tuple[float, float, str]] = []
     until = time.monotonic() + 10
 
-    def it(number: int) -> None:
+    def use_java(number: int) -> None:
         java = JavaClient(replace(place), owner=f"java {number}", refresh=0.02, deletes=bool(number))
         while time.monotonic() < until:
             assert java.acquire(key)
-            came = time.monotonic()
+            began = time.monotonic()
             time.sleep(0.02)
-            stays.append((came, time.monotonic(), "java"))
+            holds.append((began, time.monotonic(), "java"))
             assert java.release(key)
             time.sleep(0.02)
 
-    def we() -> None:
+    def use_ours() -> None:
         client = make_client()
         while time.monotonic() < until:
             lease = client.acquire(key, timeout=60, poll_interval=0.02)
-            came = time.monotonic()
+            began = time.monotonic()
             time.sleep(0.02)
-            stays.append((came, time.monotonic(), "ours"))
+            holds.append((began, time.monotonic(), "ours"))
             assert client.release(lease)
             time.sleep(0.02)
 
     with ThreadPoolExecutor(4) as pool:
-        for done in [*(pool.submit(it, number) for number in range(2)), pool.submit(we), pool.submit(we)]:
+        for done in [
+            *(pool.submit(use_java, number) for number in range(2)),
+            pool.submit(use_ours),
+            pool.submit(use_ours),
+        ]:
             done.result()
-    assert {who for _, _, who in stays} == {"java", "ours"}
-    for (_, went, one), (came, _, other) in pairwise(sorted(stays)):
-        assert went <= came, f"{one} and {other}"
+    assert {who for _, _, who in holds} == {"java", "ours"}
+    for (_, ended, one), (began, _, other) in pairwise(sorted(holds)):
+        assert ended <= began, f"{one} and {other}"
 
 
-def test_a_holder_whose_lock_is_broken_learns_of_it_at_its_next_heartbeat(
+def test_a_java_holder_detects_a_break_at_its_next_heartbeat(
     client: LockClient, place: Place, key: str
 ) -> None:
     java = JavaClient(place)
@@ -132,11 +138,13 @@ def test_a_holder_whose_lock_is_broken_learns_of_it_at_its_next_heartbeat(
     assert not java.heartbeat(key)
 
 
-def test_who_took_our_holder_for_dead_does_not_take_what_was_released_in_between(
+def test_a_java_client_does_not_reclaim_what_was_released_meanwhile(
     client: LockClient, elsewhere: LockClient, place: Place, key: str
 ) -> None:
-    """It has watched our holder for its lease, and writes just after that has released the lock after all. Told to
-    update an item in place, it would leave `isReleased` there, and believe that it holds what is free for others."""
+    """The Java client has observed our holder for a lease, and writes just after that holder has released.
+
+    An update in place would leave `isReleased` in the item: the client would rely on a lock that others see as free.
+    """
     lease = client.acquire(key)
     seen = items.stored(place, key)["recordVersionNumber"]
     assert client.release(lease)

@@ -1,4 +1,4 @@
-"""Whatever stands in a foreign table: a lock that can be described and judged, or one typed error."""
+"""Any item of a foreign table is read as a lock that can be described and judged, or as one typed error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ maps: Any = st.dictionaries(
 )
 
 
-def judged(record: Any) -> None:
+def check_record(record: Any) -> None:
     record.describe()
     reply = Reply({}, 100.0, 100.0, server_ms=1_800_000_000_000)
     observer = Observer()
@@ -43,25 +43,25 @@ def judged(record: Any) -> None:
 
 @examples(300)
 @given(data=st.data(), format=st.sampled_from([name for name in FOREIGN if name != "s3"]))
-def test_an_item(data: st.DataObject, format: str) -> None:
+def test_any_item_is_a_lock_or_one_error(data: st.DataObject, format: str) -> None:
     item = items.key_of(format, "k") | items.held(format)
     for name in data.draw(st.sets(st.sampled_from([*items.held(format), "isReleased", OURS]))):
         value = data.draw(maps | values if name == OURS else values)
         item[name] = encode(value)
     if data.draw(st.booleans()):
         item.pop(data.draw(st.sampled_from(list(items.held(format)))), None)
-    said = ""
+    message = ""
     try:
-        judged(format_of(format, "table", 10_000).record(item, 1_800_000_000_000))
+        check_record(format_of(format, "table", 10_000).record(item, 1_800_000_000_000))
     except LockRecordError as damaged:
-        said = str(damaged)
-    assert not said or "'k'" in said
-    assert len(said.splitlines()) <= 1
+        message = str(damaged)
+    assert not message or "'k'" in message
+    assert len(message.splitlines()) <= 1
 
 
 @examples(300)
 @given(data=st.data())
-def test_an_object(data: st.DataObject) -> None:
+def test_any_object_is_a_lock_or_one_error(data: st.DataObject) -> None:
     lock = items.held("s3")
     times = st.sampled_from(
         ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59+00:00", "2026-01-01T00:00:00", ""]
@@ -78,4 +78,4 @@ def test_an_object(data: st.DataObject) -> None:
         with pytest.raises(LockRecordError):
             form.record({"key": "k", "lock": found}, None)
     else:
-        judged(form.record({"key": "k", "lock": found}, 1_800_000_000_000))
+        check_record(form.record({"key": "k", "lock": found}, 1_800_000_000_000))

@@ -1,7 +1,7 @@
 """The tables of these tests: moto in this process for volume, DynamoDB Local for the grammar of AWS.
 
-``FUZZ=20 pytest tests/fuzz`` runs twenty times as many examples, and other ones each time. Without it they are the same
-in every run, so that a failure is a change's own.
+``FUZZ=20 pytest tests/fuzz`` runs twenty times as many examples, with new ones each time. Without it, every run has the
+same examples, so that a failure is due to a change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ONCE = Config(retries={"total_max_attempts": 1})
 
 
 def examples(count: int) -> settings:
-    """So many examples, times ``FUZZ``."""
+    """Return settings for `count` examples, times ``FUZZ``."""
     return settings(
         max_examples=round(count * MORE),
         deadline=None,
@@ -36,7 +36,7 @@ def examples(count: int) -> settings:
 
 
 def _make_table(client: Any) -> None:
-    """A lock table but for its time to live: what a test stores may long have expired."""
+    """Create a lock table, but without time to live: items of these tests may have expired long ago."""
     client.create_table(
         TableName=TABLE,
         AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in ("key", "entry")],
@@ -68,7 +68,7 @@ def local_table() -> Iterator[Table]:
 
 @pytest.fixture(autouse=True, scope="package")
 def quiet() -> Iterator[None]:
-    """Thousands of broken locks would be told of."""
+    """Suppress the warnings about thousands of damaged records."""
     log = logging.getLogger("airflow_dynamo_lock")
     log.setLevel(logging.CRITICAL)
     yield

@@ -1,6 +1,6 @@
-"""Items that may stand in a lock table: good records, damaged ones, other programs', and texts of every kind.
+"""Items that a lock table may contain: good records, damaged ones, those of other programs, and texts of every kind.
 
-All are in DynamoDB's own typed form (``{"S": "text"}``), as the engine stores them and not as our code writes them.
+All are in DynamoDB's own typed form (``{"S": "text"}``), as the engine stores them and not as this package writes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Attribute = dict[str, Any]
 Item = dict[str, Attribute]
 
 NOW_MS = time.time_ns() // 1_000_000
-#: A holder that beat then is dead, one that beats tomorrow is not.
+#: A holder whose last heartbeat was long ago is dead. With a heartbeat from tomorrow, it is alive.
 LONG_AGO, TOMORROW = NOW_MS - 10**11, NOW_MS + 10**8
 
 # -- texts --------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ _ODD_TEXTS = [
 texts = st.sampled_from(_ODD_TEXTS) | st.text(
     st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12
 )
-#: Text that cannot: a lone surrogate in it.
+#: Text that cannot be stored, because it contains a lone surrogate.
 broken_texts = st.builds(
     lambda before, lone, after: before + lone + after,
     st.sampled_from(["", "a"]),
@@ -82,12 +82,12 @@ broken_texts = st.builds(
 
 
 def _to_length(text: str, size: int) -> str:
-    """As often as it fits into so many bytes, and filled up to them."""
+    """Repeat the text until it has `size` bytes. The rest is filled with ``x``."""
     width = len(text.encode())
     return text * (size // width) + "x" * (size % width)
 
 
-#: Keys, some of them as long as DynamoDB takes.
+#: Keys, some of them of the maximum length.
 keys = texts | texts.map(lambda text: _to_length(text, MAX_KEY_BYTES))
 
 # -- values -------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ values: st.SearchStrategy[Attribute] = (
         ),
         max_leaves=4,
     )
-    | st.sampled_from([_deep(12), _deep(27)])  # with what is above it, 31 at most
+    | st.sampled_from([_deep(12), _deep(27)])  # at most 31 levels, with those above this value
     | st.sampled_from([{"M": {}}, {"L": []}])
 )
 
@@ -148,7 +148,7 @@ def _number(value: int) -> Attribute:
 
 @st.composite
 def holders(draw: st.DrawFn) -> Item:
-    """A holder as this program writes it, perhaps with what a later version of it might add."""
+    """A holder as this package writes it, sometimes with an attribute of a later version."""
     holder: Item = {
         "owner": {"S": draw(texts)},
         "slots": _number(draw(st.integers(1, 3))),
@@ -157,8 +157,8 @@ def holders(draw: st.DrawFn) -> Item:
         "acquired_at": _number(draw(st.sampled_from([0, LONG_AGO, NOW_MS, 253_402_300_799_999]))),
         "processes": {"M": {each: _number(NOW_MS) for each in draw(st.lists(texts, max_size=2))}},
     }
-    if beat := draw(st.sampled_from([LONG_AGO, LONG_AGO, TOMORROW, None])):
-        holder["renewed_at"] = _number(beat)
+    if renewed_at := draw(st.sampled_from([LONG_AGO, LONG_AGO, TOMORROW, None])):
+        holder["renewed_at"] = _number(renewed_at)
     if draw(st.booleans()):
         holder["grace_ms"] = _number(draw(st.sampled_from([1, 15_000])))
     if draw(st.integers(0, 4)) == 0:
@@ -177,11 +177,11 @@ def holders(draw: st.DrawFn) -> Item:
 
 @st.composite
 def records(draw: st.DrawFn) -> Item:
-    """A good record: free, held, partly held, by the living and by the dead. Without its key."""
+    """A good record without its key: free, held or partly held, by living and by dead holders."""
     held = draw(st.dictionaries(texts, holders(), max_size=3))
     slots = sum(int(holder["slots"]["N"]) for holder in held.values())
-    fixed = draw(st.integers(0, 3)) == 0
-    free = draw(st.integers((1 - slots if fixed else 0) if held else 1, 2))
+    pinned = draw(st.integers(0, 3)) == 0
+    free = draw(st.integers((1 - slots if pinned else 0) if held else 1, 2))
     record: Item = {
         "capacity": _number(slots + free),
         "available": _number(free),
@@ -189,10 +189,10 @@ def records(draw: st.DrawFn) -> Item:
         "token": _number(draw(st.sampled_from([1, 17, NOW_MS, -3, 10**15]))),
         "expires_at": _number(NOW_MS // 1000),
     }
-    # Without it, nobody takes the lock before he has looked at its record.
+    # Without it, a client reads the record before it acquires the lock.
     if draw(st.booleans()):
         record["token_base"] = {"S": draw(st.sampled_from(["unverified", "verified"]))}
-    if fixed:
+    if pinned:
         record["capacity_pinned"] = {"BOOL": True}
     if draw(st.integers(0, 2)) == 0:
         record["last_ticket"] = _number(draw(st.sampled_from([0, 1, 10**15])))
@@ -209,13 +209,13 @@ def _unknown(draw: st.DrawFn) -> Item:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> Item:
-    """A record to which something has happened. Now and then it is still a good one."""
+    """A record with random changes. Sometimes it is still a good one."""
     item: Item = copy.deepcopy(draw(records()))
     for _ in range(draw(st.integers(1, 3))):
         places = list(_places(item))
         if not places:
             break
-        # Half of the time near the top, where most of what is read stands.
+        # Half of the time near the top, where most attributes are that clients read.
         near = [place for place in places if place[2] < 3]
         where, name, _ = draw(st.sampled_from(near if draw(st.booleans()) else places))
         match draw(st.sampled_from(["drop", "replace", "number", "add", "swap"])):
@@ -251,7 +251,7 @@ _KNOWN = (
     "hold_until",
 )
 
-#: What may stand in the place of one who waits, and describes none.
+#: Items in the position of a waiter that do not describe one.
 no_waiters = st.sampled_from(
     [
         {"note": {"S": "somebody's"}},
@@ -263,7 +263,7 @@ no_waiters = st.sampled_from(
 
 
 def _places(item: Item, depth: int = 0) -> Iterator[tuple[Item, str, int]]:
-    """Every named value: the map that it is in, its name, and how deep that is."""
+    """Yield each named value: the map that contains it, its name and its depth."""
     for name, attribute in item.items():
         yield item, name, depth
         if "M" in attribute:
@@ -276,9 +276,9 @@ def _within(attribute: Attribute, where: Item) -> bool:
     return inside is not None and (inside is where or any(_within(each, where) for each in inside.values()))
 
 
-# -- other programs' ----------------------------------------------------------------------------------------------
+# -- items of other programs --------------------------------------------------------------------------------------
 
-#: What other lock programs, and others, would store under our keys.
+#: Items that other lock libraries, and other programs, would store under the same keys.
 FOREIGN: dict[str, Item] = {
     "nothing but its key": {},
     "AmazonDynamoDBLockClient": {
@@ -326,7 +326,10 @@ foreign = st.sampled_from(list(FOREIGN.values())) | st.dictionaries(texts, value
 
 
 def of_many(count: int, filler: int, damage: Callable[[Item], object] | None = None) -> Item:
-    """A semaphore with so many holders, each with so many bytes in its `about`; the first of them `damage`d."""
+    """Return a semaphore with `count` holders, each with `filler` bytes in its `about`.
+
+    :param damage: changes the first holder.
+    """
     held: dict[str, Attribute] = {}
     for index in range(count):
         held[f"lease-{index:05d}"] = {

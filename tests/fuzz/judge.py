@@ -1,8 +1,8 @@
-"""Every public operation on a lock, and what each may make of an item.
+"""Every public operation on a lock, and what each may do to an item.
 
-The rule: a client answers with a typed error or a correct action, and never destroys what it did not understand. What
-`get` reports as damaged stays as it is. On a record that it understands, an operation changes what its row in
-docs/protocol.md says, and nothing else: attributes that nobody here knows survive, other holders are not touched.
+The rule: a client answers with a typed error or a correct action, and never destroys what it does not understand. An
+item that `get` reports as damaged stays unchanged. On a record that it understands, an operation changes what its row
+in docs/protocol.md says, and nothing else: unknown attributes survive, and other holders stay unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROCESS = "host:1:[#]. \u202e💡"
 
 
 class Served:
-    """An SDK client whose engine answers, where it breaks down itself, as a served one would: with an error 500."""
+    """An SDK client that turns exceptions inside the engine into an error 500, as a served engine would."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -60,7 +60,7 @@ class Served:
 
 
 class Awaited:
-    """The same for an `AsyncLockClient`: its methods are coroutines."""
+    """The same client for an `AsyncLockClient`: its methods are coroutines."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -75,12 +75,12 @@ class Awaited:
 
 @dataclass
 class Table:
-    """A lock table, as the SDK shows it."""
+    """A lock table, accessed by the SDK."""
 
     client: Any
 
     def store(self, key: str, item: Item, entry: str = "lock") -> bool:
-        """Write an item as it is; False if the engine does not store such a one."""
+        """Write an item unchanged. Returns False if the engine refuses it."""
         try:
             self.client.put_item(TableName=TABLE, Item={**item, "key": {"S": key}, "entry": {"S": entry}})
         except ClientError as refused:
@@ -90,27 +90,27 @@ class Table:
         return True
 
     def item(self, key: str, entry: str = "lock") -> Item | None:
-        """What is stored."""
+        """Return the stored item."""
         found: Item | None = self.client.get_item(
             TableName=TABLE, Key={"key": {"S": key}, "entry": {"S": entry}}, ConsistentRead=True
         ).get("Item")
         return found
 
     def delete(self, key: str, entry: str = "lock") -> None:
-        """Make room for the next."""
+        """Delete an item."""
         self.client.delete_item(TableName=TABLE, Key={"key": {"S": key}, "entry": {"S": entry}})
 
     def locks(self, **options: Any) -> LockClient:
-        """A client that has seen nothing yet."""
+        """Return a client that has not read any record yet."""
         return LockClient(self.client, table=TABLE, owner="fuzz", **options)
 
     def async_locks(self) -> AsyncLockClient:
-        """The same with coroutines."""
+        """Return an asynchronous client that has not read any record yet."""
         return AsyncLockClient(Awaited(self.client), table=TABLE, owner="fuzz")
 
 
 def understood(item: Item | None) -> LockRecord | None:
-    """The lock that an item describes, None if it is damaged or there is none."""
+    """Return the lock that an item describes, or None if the item is damaged or does not exist."""
     if item is None:
         return None
     try:
@@ -126,9 +126,11 @@ def understood(item: Item | None) -> LockRecord | None:
 class Move:
     """One operation, and what it may change.
 
-    :ivar attributes: of the record, besides `holders`.
-    :ivar mine: of the lease's own holder, which it may also remove.
-    :ivar writes_blind: it writes for a holder, without having read the record.
+    :ivar attributes: attributes of the record that it may change, besides `holders`.
+    :ivar mine: attributes of its own lease's holder that it may change.
+    :ivar takes: whether it may add a holder.
+    :ivar removes: whether it may remove the holder of its own lease.
+    :ivar writes_blind: whether it writes for a holder without having read the record.
     """
 
     name: str
@@ -144,7 +146,7 @@ def _async(run: Callable[[AsyncLockClient, str, Lease], Coroutine[Any, Any, Any]
     def in_a_loop(table: Table, key: str, lease: Lease) -> Any:
         async def main() -> Any:
             client = table.async_locks()
-            # Some would go on for as long as the lease lives.
+            # Some operations run until the lease ends.
             with suppress(TimeoutError):
                 return await asyncio.wait_for(run(client, key, lease), 0.03)
 
@@ -157,91 +159,95 @@ async def _list(client: AsyncLockClient) -> list[LockRecord]:
     return [record async for record in client.list_locks()]
 
 
-# What this program keeps in a record: all that it may change. What it may not, in which operation, is taken away here.
+# The attributes of a record that this package writes. Each of the other sets omits those that an operation must keep.
 _OURS = frozenset(ATTRIBUTES) - {"key", "entry"}
-_WHEN = _OURS - {"capacity", "available", "token", "data"}
-_DRAWN = frozenset({"last_ticket", "queue_head"})
-_BEAT = frozenset({"version", "renewed_at"})
-_TAKE: dict[str, Any] = {"attributes": _OURS, "mine": _BEAT | {"acquired_at"}, "takes": True}
-_GIVE: dict[str, Any] = {"attributes": _WHEN | {"available"}, "removes": True}
+_NOT_SLOTS = _OURS - {"capacity", "available", "token", "data"}
+_TICKETS = frozenset({"last_ticket", "queue_head"})
+_RENEWED = frozenset({"version", "renewed_at"})
+_ACQUIRES: dict[str, Any] = {"attributes": _OURS, "mine": _RENEWED | {"acquired_at"}, "takes": True}
+_RELEASES: dict[str, Any] = {"attributes": _NOT_SLOTS | {"available"}, "removes": True}
 
-_SET = frozenset({"capacity", "available", "capacity_pinned", "expires_at"})
+_CAPACITY = frozenset({"capacity", "available", "capacity_pinned", "expires_at"})
 
 _MOVES = [
     Move("get", lambda table, key, _: table.locks().get(key)),
     Move("look", lambda table, key, _: table.locks().look(key)),
     Move("list", lambda table, _, __: list(table.locks().list_locks())),
     Move("wait", lambda table, key, _: table.locks().wait(key, timeout=0)),
-    Move("look, to share", lambda table, key, _: table.locks().look(key, mode="shared")),
+    Move("look, shared", lambda table, key, _: table.locks().look(key, mode="shared")),
     Move("waiters", lambda table, key, _: table.locks().waiters(key)),
-    Move("try_acquire", lambda table, key, _: table.locks().try_acquire(key), **_TAKE),
+    Move("try_acquire", lambda table, key, _: table.locks().try_acquire(key), **_ACQUIRES),
     Move(
         "try_acquire of many slots",
         lambda table, key, _: table.locks().try_acquire(key, slots=3, capacity=4, data={"a": 1}),
-        **_TAKE,
+        **_ACQUIRES,
     ),
     Move(
         "try_acquire as before",
         lambda table, key, lease: table.locks().try_acquire(
             key, lease_id=lease.lease_id, slots=lease.slots, capacity=max(lease.slots, lease.capacity)
         ),
-        **_TAKE,
+        **_ACQUIRES,
     ),
     Move(
-        "try_acquire, to share", lambda table, key, _: table.locks().try_acquire(key, mode="shared"), **_TAKE
+        "try_acquire, shared",
+        lambda table, key, _: table.locks().try_acquire(key, mode="shared"),
+        **_ACQUIRES,
     ),
     Move(
-        "try_acquire out of turn",
+        "try_acquire, unfair",
         lambda table, key, _: table.locks().try_acquire(key, fair=False, min_hold=60),
-        **_TAKE,
+        **_ACQUIRES,
     ),
-    Move("acquire", lambda table, key, _: table.locks().acquire(key, timeout=0), **_TAKE),
+    Move("acquire", lambda table, key, _: table.locks().acquire(key, timeout=0), **_ACQUIRES),
     Move(
         "acquire and wait",
         lambda table, key, _: table.locks().acquire(key, timeout=0.02, poll_interval=0.005, capacity=2),
-        **_TAKE,
+        **_ACQUIRES,
     ),
     Move(
         "renew",
         lambda table, _, lease: table.locks().renew(lease),
-        attributes=_WHEN,
-        mine=_BEAT,
+        attributes=_NOT_SLOTS,
+        mine=_RENEWED,
         writes_blind=True,
     ),
     Move(
         "enter",
         lambda table, _, lease: table.locks().enter(lease, PROCESS),
-        attributes=_WHEN,
-        mine=_BEAT | {"processes"},
+        attributes=_NOT_SLOTS,
+        mine=_RENEWED | {"processes"},
         writes_blind=True,
     ),
     Move(
         "leave",
         lambda table, _, lease: table.locks().leave(lease, PROCESS),
-        mine=frozenset({"processes"}) | _BEAT | {"draining", "cooling_down", "lease_ms"},
+        mine=frozenset({"processes"}) | _RENEWED | {"draining", "cooling_down", "lease_ms"},
         writes_blind=True,
-        **_GIVE,
+        **_RELEASES,
     ),
     Move(
         "release",
         lambda table, _, lease: table.locks().release(lease),
-        mine=_BEAT | {"draining", "cooling_down", "lease_ms"},
+        mine=_RENEWED | {"draining", "cooling_down", "lease_ms"},
         writes_blind=True,
-        **_GIVE,
+        **_RELEASES,
     ),
-    Move("set_capacity", lambda table, key, _: table.locks().set_capacity(key, 2), attributes=_SET),
+    Move("set_capacity", lambda table, key, _: table.locks().set_capacity(key, 2), attributes=_CAPACITY),
     Move(
-        "set_capacity to none", lambda table, key, _: table.locks().set_capacity(key, None), attributes=_SET
+        "set_capacity to none",
+        lambda table, key, _: table.locks().set_capacity(key, None),
+        attributes=_CAPACITY,
     ),
-    Move("break_lock", lambda table, key, lease: table.locks().break_lock(key, lease.lease_id), **_GIVE),
+    Move("break_lock", lambda table, key, lease: table.locks().break_lock(key, lease.lease_id), **_RELEASES),
     Move("async get", _async(lambda client, key, _: client.get(key))),
     Move("async list", _async(lambda client, _, __: _list(client))),
-    Move("async try_acquire", _async(lambda client, key, _: client.try_acquire(key)), **_TAKE),
+    Move("async try_acquire", _async(lambda client, key, _: client.try_acquire(key)), **_ACQUIRES),
     Move(
         "async keep",
         _async(lambda client, _, lease: client.keep_for_processes(lease, interval=lease.lease_ms / 4000)),
-        attributes=_WHEN,
-        mine=_BEAT,
+        attributes=_NOT_SLOTS,
+        mine=_RENEWED,
         writes_blind=True,
     ),
     Move("async until_gone", _async(lambda client, _, lease: client.until_gone(lease, poll_interval=0.005))),
@@ -252,7 +258,7 @@ MOVES = {move.name: move for move in _MOVES}
 
 @dataclass
 class Played:
-    """What came of an operation."""
+    """The result of an operation, with the item before and after it."""
 
     before: Item | None
     after: Item | None
@@ -261,7 +267,7 @@ class Played:
 
 
 def play(table: Table, key: str, move: Move, lease: Lease) -> Played:
-    """Do it, and look at the item before and after."""
+    """Run an operation, and read the item before and after it."""
     played = Played(table.item(key), None)
     try:
         played.outcome = move.run(table, key, lease)
@@ -272,7 +278,7 @@ def play(table: Table, key: str, move: Move, lease: Lease) -> Played:
 
 
 def lease_of(item: Item, key: str, choose: Callable[[list[str]], str]) -> Lease:
-    """A lease that the item might show, as its holder has it; else one that it does not."""
+    """Return a lease of the item as its holder has it, or a lease that the item does not contain."""
     held = item.get("holders", {}).get("M", {})
     lease_id = choose([*held, "nobody's"])
     values = held.get(lease_id, {}).get("M", {})
@@ -291,10 +297,10 @@ def _count(attribute: Any) -> int | None:
 
 
 def judge(key: str, move: Move, lease: Lease, played: Played, *, strict: bool = True) -> None:
-    """Fail if the operation has not kept to the rule.
+    """Fail if an operation has violated the rule.
 
-    :param strict: a damaged record is not changed by the holder of a lease in it either. Else its writes may change
-        what is its own.
+    :param strict: whether a holder must leave its damaged record unchanged. If not, its writes may change its own
+        entry.
     """
     _judge_error(key, lease, played.failure)
     before, after = played.before, played.after
@@ -307,24 +313,26 @@ def judge(key: str, move: Move, lease: Lease, played: Played, *, strict: bool = 
         if move.writes_blind and not strict:
             _judge_change(move, lease.lease_id, before, after, may_remove=())
             return
-        # A list leaves it out, and says so in the log: one item must not hide all the others.
-        says_nothing = (
+        # A list omits the item, with a warning in the log: one item must not hide all the others.
+        may_succeed = (
             move.name.startswith("async")
             or isinstance(played.outcome, Lost)
             or (isinstance(played.outcome, list) and key not in [each.key for each in played.outcome])
         )
-        assert played.failure is not None or says_nothing, f"the answer was {played.outcome!r}"
+        assert played.failure is not None or may_succeed, f"the answer was {played.outcome!r}"
         assert after == before, "a damaged record was changed"
         return
     assert understood(after) is not None, "the record was damaged"
     if isinstance(played.outcome, Lease) and move.takes:
         _judge_grant(move, played.outcome, record, before, after)
     else:
-        # Who waits draws a number, which changes nothing else.
-        same = after == before or (move.name == "acquire and wait" and _differ(before, after) <= _DRAWN)
-        assert not move.takes or same or move.name.startswith("async"), "refused, and yet changed"
+        # A waiter takes a ticket, which changes nothing else.
+        same = after == before or (move.name == "acquire and wait" and _differ(before, after) <= _TICKETS)
+        assert not move.takes or same or move.name.startswith("async"), (
+            "a refused acquire has changed the record"
+        )
         refused = played.failure is not None and not isinstance(played.failure, LockLostError)
-        assert not refused or same, "an error, and yet changed"
+        assert not refused or same, "a failed operation has changed the record"
         _judge_change(move, lease.lease_id, before, after, may_remove=tuple(record.holders))
 
 
@@ -332,7 +340,7 @@ def _judge_error(key: str, lease: Lease, failure: Exception | None) -> None:
     if failure is None:
         return
     if not isinstance(failure, LockError):
-        raise AssertionError(f"not an error of ours: {failure!r}") from failure
+        raise AssertionError(f"not a LockError: {failure!r}") from failure
     message = str(failure)
     assert message
     # Lease ids are shown as the caller gave them.
@@ -348,11 +356,11 @@ def _judge_grant(move: Move, lease: Lease, record: LockRecord, before: Item, aft
     now = understood(after)
     assert now is not None
     assert now.token == lease.token
-    # Where a host's clock has seeded it, nobody has heard of one that is ahead of the time.
+    # An unverified token base comes from a host's clock. No caller has received its tokens if they are ahead of time.
     assert lease.token > record.token or (record.unverified and record.token > lease.acquired_at_ms)
     assert now.holders[lease.lease_id].slots == lease.slots
     reclaimed = {holder.lease_id for holder in lease.reclaimed}
-    # Nobody was at work under those any more.
+    # No process works under a lease that is cooling down.
     reclaimed |= {holder.lease_id for holder in record.holders.values() if holder.cooling_down}
     _judge_change(move, lease.lease_id, before, after, may_remove=tuple(reclaimed))
 
@@ -364,14 +372,14 @@ def _judge_change(
     assert changed <= move.attributes | {"holders"}, f"changed {changed}"
     if "holders" not in changed:
         return
-    were, are = (item["holders"]["M"] for item in (before, after))
-    for name in _differ(were, are):
+    old, new = (item["holders"]["M"] for item in (before, after))
+    for name in _differ(old, new):
         assert name == lease_id or (move.takes and name in may_remove) or move.name == "async try_acquire"
-        if name in were and name in are:
-            parts = _differ(were[name]["M"], are[name]["M"])
+        if name in old and name in new:
+            parts = _differ(old[name]["M"], new[name]["M"])
             assert parts <= move.mine, f"changed {parts} of the holder"
         else:
-            assert move.takes if name in are else move.removes or move.takes
+            assert move.takes if name in new else move.removes or move.takes
 
 
 def _differ(before: Item, after: Item) -> set[str]:

@@ -1,5 +1,6 @@
-"""Whatever text or number is given as an argument: what can be stored comes back as it was, what cannot is a typed
-error before anything is sent."""
+"""Any text or number as an argument: if it can be stored, it is returned unchanged. If not, the client raises a typed
+error and sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ payloads = st.dictionaries(
 def whole_life(
     table: Table, key: str, lease_id: str, process: str, owner: str, data: Any, about: Any
 ) -> None:
-    """Take, enter, beat, leave and give back; what was given is what the record shows."""
+    """Acquire, enter, renew, leave and release. The record shows what was given."""
     locks = table.locks()
     table.delete(key)
     lease = locks.try_acquire(key, lease_id=lease_id, owner=owner, data=data, about=about, attempt_of=owner)
@@ -139,7 +140,7 @@ def test_a_name_that_cannot_be_stored_is_refused_before_anything_is_sent(wrong: 
 
 @examples(100)
 @given(wrong=broken_texts | st.sampled_from([17, b"bytes", ["list"]]))
-def test_a_description_that_cannot_be_stored(wrong: Any) -> None:
+def test_a_description_that_cannot_be_stored_is_refused(wrong: Any) -> None:
     options: list[dict[str, Any]] = [
         *({"owner": wrong}, {"attempt_of": wrong}, {"about": {"a": wrong}}),
         *([{"about": {wrong: "a"}}] if isinstance(wrong, str) else []),
@@ -151,7 +152,7 @@ def test_a_description_that_cannot_be_stored(wrong: Any) -> None:
 
 @examples(60)
 @given(wrong=wrong_payloads)
-def test_data_that_cannot_be_stored_is_refused_and_not_told(wrong: Any) -> None:
+def test_data_that_cannot_be_stored_is_refused_and_not_shown(wrong: Any) -> None:
     with pytest.raises(LockValueError) as refused:
         LOCKS.try_acquire("key", data=wrong)
     assert len(str(refused.value)) < 200
@@ -162,17 +163,17 @@ def test_data_that_cannot_be_stored_is_refused_and_not_told(wrong: Any) -> None:
     [10**5000, -(10**5000), float("inf"), float("nan"), _UNSHOWN, None],
     ids=[
         "more digits than Python shows",
-        "less than nothing",
+        "negative",
         "infinite",
-        "no number",
-        "cannot show itself",
+        "not a number",
+        "without a repr",
         "none",
     ],
 )
-def test_numbers_beyond_all_measure(huge: Any) -> None:
+def test_a_number_out_of_range_is_refused(huge: Any) -> None:
     for options in ({"lease": huge}, {"release_grace": huge}, {"slots": huge}, {"capacity": huge}):
         if huge is None and options.keys() <= {"lease", "release_grace"}:
-            continue  # the client's own
+            continue  # None stands for the client's default
         with pytest.raises(LockValueError):
             LOCKS.try_acquire("key", **options)
     for option in ("priority", "min_hold", "fair", "reentrant", "mode"):
@@ -189,14 +190,14 @@ def test_numbers_beyond_all_measure(huge: Any) -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"key": "k"}, None, 17, "text", ["list"]])
-def test_what_is_no_lease_is_not_taken_for_one(values: Any) -> None:
+def test_a_value_that_is_no_lease_is_refused(values: Any) -> None:
     with pytest.raises(LockValueError, match="not the result of a task that acquires a lock"):
         Lease.from_dict(values)
 
 
 @examples(300)
 @given(number=st.integers(-(10**38) + 1, 10**38 - 1) | st.integers(0, 86).map(lambda power: 10**power))
-def test_a_whole_number_comes_back_as_it_was(number: int) -> None:
+def test_a_whole_number_is_decoded_unchanged(number: int) -> None:
     assert decode(encode(number)) == number
 
 
@@ -212,7 +213,7 @@ def test_numbers_at_the_limit_are_stored(local_table: Table, number: str) -> Non
 
 
 @pytest.mark.proof
-def test_as_many_levels_as_dynamodb_stores(local_table: Table) -> None:
+def test_data_of_the_maximum_depth_is_stored(local_table: Table) -> None:
     data: Any = "the bottom"
     for _ in range(30):
         data = [data]

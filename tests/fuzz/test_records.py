@@ -1,5 +1,6 @@
-"""Whatever stands under a lock's key: a typed error or a correct action, and nothing is destroyed that was not
-understood."""
+"""Random items under a lock's key: each operation ends with a typed error or a correct action, and destroys nothing
+that it does not understand.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ items = records() | damaged() | damaged() | foreign
 
 
 def try_out(table: Table, key: str, item: Item, move: str, data: st.DataObject, *, strict: bool) -> None:
-    """One operation on one item, now and then with another entry of the same key beside it."""
+    """Run one operation on one item, sometimes with another item in the position of a waiter."""
     lease = lease_of(item, key, lambda ids: data.draw(st.sampled_from(ids), label="lease"))
     beside = data.draw(st.none() | st.none() | st.none() | no_waiters, label="beside")
     if not table.store(key, item):
@@ -51,5 +52,5 @@ def test_on_dynamodb_local(local_table: Table, key: str, item: Item, move: str, 
 @examples(200)
 @given(record=records())
 def test_a_good_record_is_understood(record: Item) -> None:
-    """Else the others would prove little."""
+    """Otherwise the other tests would prove little."""
     assert understood({**record, "key": {"S": "k"}, "entry": {"S": "lock"}}) is not None

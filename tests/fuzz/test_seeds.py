@@ -1,4 +1,4 @@
-"""What the random tests have found, or should: each record and operation by itself, on both engines."""
+"""What the random tests have found, or should find: single records and operations, on both engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBER = {"N": "17"}
 
 
 def holder(**changed: Any) -> Item:
-    """One that is dead, with what a later version of this program might have added."""
+    """Return a dead holder, with an attribute that a later version of this package might add."""
     values: dict[str, Any] = {
         "owner": {"S": "me"},
         "slots": {"N": "1"},
@@ -33,7 +33,7 @@ def holder(**changed: Any) -> Item:
 
 
 def held(*, attributes: Item | None = None, **changed: Any) -> Item:
-    """A mutex held by `a`."""
+    """Return a mutex that the lease `a` holds."""
     return {
         "capacity": {"N": "1"},
         "available": {"N": "0"},
@@ -45,27 +45,26 @@ def held(*, attributes: Item | None = None, **changed: Any) -> Item:
 
 
 IDLE: Item = held() | {"available": {"N": "1"}, "holders": {"M": {}}}
-# Whoever takes it does so without having looked at it.
-OURS = IDLE | {"token_base": {"S": "verified"}}
+# A client acquires it without reading it first.
+VERIFIED = IDLE | {"token_base": {"S": "verified"}}
 
 DAMAGED: dict[str, Item] = {
-    "data that is null": IDLE | {"data": {"NULL": True}},  # it looked free for ever, and could not be taken
+    "data that is null": IDLE | {"data": {"NULL": True}},  # it looked free, but could not be acquired
     "data that is a secret text": held(attributes={"data": {"S": "hunter2"}}),
-    "draining that is false": held(
-        draining={"BOOL": False}
-    ),  # conditions ask if it is there, readers asked if it is true
+    # Conditions test whether the attribute exists, and readers tested whether it is true.
+    "draining that is false": held(draining={"BOOL": False}),
     "draining that is null": held(draining={"NULL": True}),
-    "a grace of nothing": held(grace_ms={"N": "0"}),  # abandoned, its lease would have been none
-    "a grace before the beginning": held(grace_ms={"N": "-1"}),
-    "a lease of many ages": held(lease_ms={"N": "1E+60"}),
-    "more slots than there are": held(slots={"N": "1E+60"}),
-    "a process that entered at no time": held(processes={"M": {"p": {"S": "now"}}}),
+    "a grace of zero": held(grace_ms={"N": "0"}),  # after a drain, its lease would last for 0 ms
+    "a negative grace": held(grace_ms={"N": "-1"}),
+    "a huge lease duration": held(lease_ms={"N": "1E+60"}),
+    "a huge number of slots": held(slots={"N": "1E+60"}),
+    "a process whose time is text": held(processes={"M": {"p": {"S": "now"}}}),
     "holders that are a set": held(attributes={"holders": {"SS": ["a"]}}),
-    "a mark that is a number": held(attributes={"queue_head": NUMBER}),
-    "an idle lock's mark that is a number": OURS | {"queue_head": NUMBER},
-    "numbers that are text": OURS | {"last_ticket": {"S": "17"}},
-    "a capacity that is set by text": OURS | {"capacity_pinned": {"S": "true"}},
-    "a time to hold that is text": held(hold_until={"S": "soon"}),
+    "a queue head that is a number": held(attributes={"queue_head": NUMBER}),
+    "a queue head of an idle lock that is a number": VERIFIED | {"queue_head": NUMBER},
+    "a last ticket that is text": VERIFIED | {"last_ticket": {"S": "17"}},
+    "a capacity_pinned that is text": VERIFIED | {"capacity_pinned": {"S": "true"}},
+    "a hold_until that is text": held(hold_until={"S": "soon"}),
     "a holder that is a number": held(attributes={"holders": {"M": {"a": NUMBER}}}),
     **{f"{name}'s item": item for name, item in FOREIGN.items()},
 }
@@ -73,16 +72,16 @@ UNDERSTOOD: dict[str, Item] = {
     "an expiry that is text": IDLE | {"expires_at": {"S": "never"}},
     "an expiry that is missing": {name: value for name, value in IDLE.items() if name != "expires_at"},
     "attributes of a later version": held(attributes={"later": {"SS": ["x"]}}),
-    "a mark like a path": IDLE | {"queue_head": {"S": "#me.a[0]:"}, "last_ticket": NUMBER},
+    "a queue head like a path": IDLE | {"queue_head": {"S": "#me.a[0]:"}, "last_ticket": NUMBER},
     "a capacity below what is held": held(
         attributes={"capacity_pinned": {"BOOL": True}, "capacity": {"N": "2"}, "available": {"N": "-1"}},
         slots={"N": "3"},
     ),
-    "a holder that rests": held(
+    "a holder that is cooling down": held(
         hold_until={"N": str(LONG_AGO)}, cooling_down={"BOOL": True}, draining={"BOOL": True}
     ),
-    "names like paths": held(attributes={"holders": {"M": {"#me.a[0]:": {"M": holder()}}}}),
-    "a token below nothing": IDLE | {"token": {"N": "-17"}},
+    "a lease id like a path": held(attributes={"holders": {"M": {"#me.a[0]:": {"M": holder()}}}}),
+    "a negative token": IDLE | {"token": {"N": "-17"}},
 }
 READS_FIRST = [name for name, move in MOVES.items() if not move.writes_blind]
 
@@ -106,7 +105,7 @@ def test_a_damaged_record_is_refused_and_left_as_it_is(table: Table, item: Item)
 
 @pytest.mark.parametrize("item", UNDERSTOOD.values(), ids=UNDERSTOOD.keys())
 @pytest.mark.parametrize("move", MOVES)
-def test_an_unusual_record_is_understood_and_what_is_unknown_survives(
+def test_an_unusual_record_is_understood_and_unknown_attributes_survive(
     table: Table, move: str, item: Item
 ) -> None:
     assert table.store(KEY, item)
@@ -118,7 +117,7 @@ def test_an_unusual_record_is_understood_and_what_is_unknown_survives(
 
 @pytest.mark.parametrize("move", ["get", "list", "try_acquire", "renew", "release"])
 def test_a_record_near_the_size_limit(moto_table: Table, move: str) -> None:
-    """Too little room for more is an error of the caller's, not a damaged record."""
+    """If the item would become too large, that is the caller's error, not a damaged record."""
     item = of_many(300, 1000)
     assert moto_table.store(KEY, item)
     lease = lease_of(item, KEY, lambda ids: ids[0])
@@ -127,7 +126,7 @@ def test_a_record_near_the_size_limit(moto_table: Table, move: str) -> None:
 
 
 @pytest.mark.parametrize("move", ["get", "list", "try_acquire", "break_lock"])
-def test_one_damaged_holder_of_hundreds(moto_table: Table, move: str) -> None:
+def test_one_damaged_holder_among_hundreds(moto_table: Table, move: str) -> None:
     item = of_many(200, 100, lambda values: values.pop("version"))
     assert moto_table.store(KEY, item)
     lease = lease_of(item, KEY, lambda ids: ids[-2])
@@ -135,14 +134,14 @@ def test_one_damaged_holder_of_hundreds(moto_table: Table, move: str) -> None:
     moto_table.delete(KEY)
 
 
-def test_a_full_item_takes_no_more(table: Table) -> None:
+def test_data_that_exceeds_the_item_size_is_refused(table: Table) -> None:
     assert table.store(KEY, IDLE)
     with pytest.raises(LockValueError, match="would be too large"):
         table.locks().try_acquire(KEY, data={"large": "x" * 420_000})
     assert table.locks().get(KEY)
 
 
-def test_hundreds_of_holders_are_not_all_named(moto_table: Table) -> None:
+def test_an_error_does_not_name_hundreds_of_holders(moto_table: Table) -> None:
     assert moto_table.store(KEY, of_many(300, 1))
     with pytest.raises(LockTimeoutError) as refused:
         moto_table.locks().acquire(KEY, timeout=0, slots=301, capacity=301)
@@ -150,14 +149,14 @@ def test_hundreds_of_holders_are_not_all_named(moto_table: Table) -> None:
     moto_table.delete(KEY)
 
 
-def test_what_others_wrote_cannot_forge_a_line_of_the_log(moto_table: Table) -> None:
+def test_a_stored_owner_cannot_forge_a_log_line(moto_table: Table) -> None:
     assert moto_table.store(KEY, held(owner={"S": "me\nERROR all is lost \u202e"}, renewed_at=None))
     with pytest.raises(LockTimeoutError, match=r"Locked by me\\nERROR all is lost \\u202e since"):
         moto_table.locks().acquire(KEY, timeout=0)
     moto_table.delete(KEY)
 
 
-def test_the_error_tells_no_payload(moto_table: Table) -> None:
+def test_an_error_shows_no_data(moto_table: Table) -> None:
     assert moto_table.store(KEY, held(attributes={"data": {"S": "hunter2"}}))
     with pytest.raises(LockRecordError, match="'data' is text, not a map") as refused:
         moto_table.locks().get(KEY)
@@ -165,8 +164,8 @@ def test_the_error_tells_no_payload(moto_table: Table) -> None:
     moto_table.delete(KEY)
 
 
-def test_a_release_gives_back_as_many_slots_as_the_record_shows(moto_table: Table) -> None:
-    """Whatever number the lease has, which may have come by way of an XCom."""
+def test_a_release_frees_the_slots_that_the_record_shows(moto_table: Table) -> None:
+    """The number in the lease does not count, which may come from an XCom."""
     item = held(attributes={"capacity": {"N": "3"}, "available": {"N": "1"}}, slots={"N": "2"})
     moto_table.delete(KEY)
     assert moto_table.store(KEY, item)
@@ -175,15 +174,15 @@ def test_a_release_gives_back_as_many_slots_as_the_record_shows(moto_table: Tabl
     judge(KEY, move, lease, play(moto_table, KEY, move, lease))
 
 
-def test_taking_again_with_other_slots_is_refused(moto_table: Table) -> None:
+def test_a_repeated_acquire_with_other_slots_is_refused(moto_table: Table) -> None:
     moto_table.delete(KEY)
     assert moto_table.store(KEY, held(attributes={"capacity": {"N": "3"}, "available": {"N": "2"}}))
     with pytest.raises(LockValueError, match="has 1 of 3 slots already, not 2 of 3"):
         moto_table.locks().try_acquire(KEY, lease_id="a", slots=2, capacity=3)
 
 
-def test_a_token_that_somebody_else_wrote_is_never_lowered(moto_table: Table) -> None:
-    """However far it is ahead of the clock."""
+def test_a_token_of_another_program_is_never_lowered(moto_table: Table) -> None:
+    """Even if it is far ahead of the clock."""
     moto_table.delete(KEY)
     token = 10**15
     assert moto_table.store(KEY, IDLE | {"token": {"N": str(token)}})

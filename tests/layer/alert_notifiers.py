@@ -1,4 +1,4 @@
-"""Notifiers that keep what they send, in a module, so that triggers can import them."""
+"""Notifiers that record their messages, in a module, so that triggers can import them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import BaseNotifier
 
-#: What was sent, the oldest first.
+#: Messages that were sent, the oldest first.
 SENT: list[str] = []
 _sent = threading.Condition()
 
@@ -20,7 +20,7 @@ def send(text: str) -> None:
 
 
 class Messenger(BaseNotifier):
-    """As most notifiers are: it blocks."""
+    """A notifier that blocks, as most do."""
 
     template_fields: Sequence[str] = ("text",)
 
@@ -34,17 +34,17 @@ class Messenger(BaseNotifier):
 
 
 class AsyncMessenger(Messenger):
-    """One that can be awaited, from Airflow 3.1 on."""
+    """A notifier that can be awaited, in Airflow 3.1 and later."""
 
     def notify(self, context: Any) -> None:
-        raise AssertionError("it can be awaited")
+        raise AssertionError("Airflow must await it")
 
     async def async_notify(self, context: Any) -> None:
         send(f"awaited: {self.text}")
 
 
 class Unreachable(Messenger):
-    """Its service does not answer."""
+    """A notifier whose service does not answer."""
 
     def notify(self, context: Any) -> None:
         raise ConnectionError("no route to host")

@@ -1,4 +1,4 @@
-"""A home for Airflow and a lock table, for tests of the Airflow layer that need no running Airflow."""
+"""A lock table and connections for tests of the Airflow layer that need no running Airflow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deployments.engines import Engine
 
 @pytest.fixture(scope="session")
 def locks(moto: Engine) -> LockClient:
-    """A client of a served lock table."""
+    """Return a client of a lock table on a server."""
     client = LockClient(moto.client(), table="locks", owner="the tests")
     client.create_table()
     return client
@@ -20,7 +20,7 @@ def locks(moto: Engine) -> LockClient:
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:
-    """Tasks find that table by their connections, which come from the environment, and name no endpoint."""
+    """Define connections to that table in the environment, without an endpoint."""
     extra = {"table": "locks", "region_name": "eu-central-1"}
     monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", locks._client.meta.endpoint_url)
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")

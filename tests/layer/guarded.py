@@ -1,7 +1,6 @@
-"""A guarded task in a process of its own, which does not want to end.
+"""A guarded task in a process of its own, which resists being stopped.
 
-``python -m tests.layer.guarded ENDPOINT_URL LEASE BODY`` enters the lease, and tells on its standard output what
-happens to it, one line each.
+``python -m tests.layer.guarded ENDPOINT_URL LEASE BODY`` enters the lease, and prints a line for each event.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from airflow_dynamo_lock.airflow.guard import Guard
 
 @contextmanager
 def guarded(endpoint_url: str, lease: Lease, body: str) -> Iterator[subprocess.Popen[str]]:
-    """The process, which has entered the lease."""
+    """Run the process during the `with` block, and yield it after it has entered the lease."""
     arguments = [sys.executable, "-m", __name__, endpoint_url, json.dumps(lease.as_dict()), body]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -39,10 +38,10 @@ def guarded(endpoint_url: str, lease: Lease, body: str) -> Iterator[subprocess.P
 
 class Task:
     def on_kill(self) -> None:
-        tell("on_kill")
+        report("on_kill")
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     print(line, flush=True)
 
 
@@ -51,17 +50,17 @@ def swallows(exceptions: type[BaseException]) -> None:
         try:
             threading.Event().wait()
         except exceptions as failure:
-            tell(f"swallowed {type(failure).__name__}")
+            report(f"swallowed {type(failure).__name__}")
 
 
 def has_its_own_handler() -> None:
-    signal.signal(signal.SIGUSR2, lambda *_: tell("signalled"))
+    signal.signal(signal.SIGUSR2, lambda *_: report("signalled"))
     threading.Event().wait()
 
 
 def has_a_child() -> None:
     child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
-    tell(f"child {child.pid}")
+    report(f"child {child.pid}")
     swallows(BaseException)
 
 
@@ -79,14 +78,14 @@ BODIES: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    logging.basicConfig(format="%(message)s", force=True)  # Airflow has set it up for itself
+    logging.basicConfig(format="%(message)s", force=True)  # replaces Airflow's configuration
     endpoint_url, lease, body = sys.argv[1:]
     aws = boto3.client("dynamodb", endpoint_url=endpoint_url, config=sdk_config())
     guard = Guard(LockClient(aws, table="locks"), [Lease.from_dict(json.loads(lease))], Task())
 
     def work() -> None:
         guard.enter()
-        tell("entered")
+        report("entered")
         BODIES[body]()
 
     try:
@@ -97,7 +96,7 @@ def main() -> None:
         else:
             work()
     except BaseException as failure:
-        tell(f"ended by {type(failure).__bases__[0].__name__}: {failure}")
+        report(f"ended by {type(failure).__bases__[0].__name__}: {failure}")
         os._exit(3)
 
 

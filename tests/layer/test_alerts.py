@@ -1,4 +1,4 @@
-"""Alerts for a task that has waited for a lock, or has held it, for too long: from the triggerer and from a worker."""
+"""Alerts of tasks that wait for a lock, or hold it, for too long: from the triggerer and from a worker."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sent() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def xcoms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The XComs of the task, by key."""
+    """The stored XComs of the task, by key."""
     values: dict[str, Any] = {}
 
     def store(*, key: str, value: Any, **_: Any) -> None:
@@ -65,7 +65,7 @@ def xcoms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What tasks log, on a worker and in the triggerer."""
+    """Lines that tasks log, on a worker and in the triggerer."""
     lines: list[str] = []
 
     class Handler(logging.Handler):
@@ -91,7 +91,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("notifier", NOTIFIERS)
-def test_a_long_wait_in_the_triggerer_is_told_once_and_goes_on(
+def test_a_long_wait_in_the_triggerer_sends_one_alert_and_continues(
     locks: LockClient, key: str, sent: list[str], xcoms: dict[str, Any], notifier: type[Any]
 ) -> None:
     held = locks.acquire(key)
@@ -110,12 +110,12 @@ def test_a_long_wait_in_the_triggerer_is_told_once_and_goes_on(
     assert text.startswith("awaited") == (notifier is AsyncMessenger)
 
 
-def test_a_short_wait_is_not_told(locks: LockClient, key: str, sent: list[str]) -> None:
+def test_a_short_wait_sends_no_alert(locks: LockClient, key: str, sent: list[str]) -> None:
     asyncio.run(result_of(in_the_triggerer(key, on_wait=alert(after=timedelta(hours=1)).as_json())))
     assert sent == []
 
 
-def test_the_next_triggerer_does_not_tell_the_same_wait_again_but_that_of_another_try(
+def test_the_next_triggerer_sends_an_alert_for_another_try_only(
     locks: LockClient, key: str, sent: list[str], xcoms: dict[str, Any]
 ) -> None:
     locks.acquire(key)
@@ -138,26 +138,26 @@ def test_the_next_triggerer_does_not_tell_the_same_wait_again_but_that_of_anothe
     assert len(sent) == 2
 
 
-def test_an_alert_that_cannot_be_sent_is_logged_and_the_wait_goes_on(
+def test_an_alert_that_cannot_be_sent_is_logged_and_the_wait_continues(
     locks: LockClient, key: str, lines: list[str]
 ) -> None:
     held = locks.acquire(key)
-    # The notifiers of Airflow 3.0 log a failure, and tell nobody.
-    says = "The alert on_wait will not be sent, because of ConnectionError: no route to host"
-    says = says if AsyncMessenger in NOTIFIERS else "Sent the alert on_wait"
+    # The notifiers of Airflow 3.0 log a failure, but do not raise it.
+    message = "The alert on_wait will not be sent, because of ConnectionError: no route to host"
+    message = message if AsyncMessenger in NOTIFIERS else "Sent the alert on_wait"
 
     async def wait() -> Any:
         waiting = asyncio.ensure_future(
             result_of(in_the_triggerer(key, on_wait=alert(Unreachable).as_json()))
         )
-        await until(lambda: any(line.startswith(says) for line in lines))
+        await until(lambda: any(line.startswith(message) for line in lines))
         locks.release(held)
         return await waiting
 
     assert asyncio.run(wait())["key"] == key
 
 
-def test_a_wait_for_a_lock_whose_format_has_no_queue_counts_from_the_start_of_its_trigger(
+def test_a_wait_in_a_format_without_queues_counts_from_the_start_of_its_trigger(
     moto: Engine, monkeypatch: pytest.MonkeyPatch, key: str, sent: list[str]
 ) -> None:
     place = make_place("dyndbmutex", moto)
@@ -179,7 +179,7 @@ def test_a_wait_for_a_lock_whose_format_has_no_queue_counts_from_the_start_of_it
     assert f"dag/run/waits has waited for the lock '{key}' for " in text
 
 
-def test_a_long_wait_on_a_worker_is_told(locks: LockClient, key: str, sent: list[str]) -> None:
+def test_a_long_wait_on_a_worker_sends_an_alert(locks: LockClient, key: str, sent: list[str]) -> None:
     held = locks.acquire(key)
     with DAG("dag"):
         operator = DynamoLockAcquireOperator(task_id="waits", key=key, deferrable=False, on_wait=alert())
@@ -196,7 +196,7 @@ def test_a_long_wait_on_a_worker_is_told(locks: LockClient, key: str, sent: list
 # -- while a task holds -----------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_holds_for_long_is_told_by_its_heartbeat_task(
+def test_the_heartbeat_task_of_a_group_that_holds_for_long_sends_an_alert(
     locks: LockClient, key: str, sent: list[str], xcoms: dict[str, Any]
 ) -> None:
     lease = locks.acquire(key)
@@ -205,10 +205,10 @@ def test_a_group_that_holds_for_long_is_told_by_its_heartbeat_task(
     trigger.task_instance = task_instance("heartbeat")
 
     async def run() -> None:
-        beating = asyncio.ensure_future(trigger.work())
+        heartbeats = asyncio.ensure_future(trigger.work())
         await until(lambda: "on_held_sent" in xcoms)
         locks.release(lease)
-        await beating
+        await heartbeats
 
     asyncio.run(run())
     (text,) = sent
@@ -216,7 +216,7 @@ def test_a_group_that_holds_for_long_is_told_by_its_heartbeat_task(
     assert "by the tests since " in text
 
 
-def test_a_lease_that_is_gone_is_not_told(
+def test_a_lease_that_is_gone_sends_no_alert(
     locks: LockClient, key: str, sent: list[str], xcoms: dict[str, Any]
 ) -> None:
     lease = locks.acquire(key)
@@ -228,7 +228,7 @@ def test_a_lease_that_is_gone_is_not_told(
     assert sent == []
 
 
-def test_a_function_that_holds_for_long_is_told_by_its_own_process(
+def test_the_process_of_a_function_that_holds_for_long_sends_an_alert(
     locks: LockClient, key: str, sent: list[str]
 ) -> None:
     with DAG("dag"):
@@ -245,10 +245,10 @@ def test_a_function_that_holds_for_long_is_told_by_its_own_process(
     assert f"The lock '{key}' has been held for " in text
 
 
-# -- what a DAG says --------------------------------------------------------------------------------------------------
+# -- options in a DAG -------------------------------------------------------------------------------------------------
 
 
-def test_group_operators_and_decorator_hand_their_alerts_over() -> None:
+def test_group_operators_and_decorator_pass_on_their_alerts() -> None:
     wait, hold = alert(after=timedelta(minutes=5)), alert(after=timedelta(minutes=7))
     with DAG("dag"):
         group = DynamoLock("k", on_wait=wait, on_held=hold)
@@ -284,19 +284,19 @@ def test_durations_are_seconds_or_timedeltas_and_the_class_may_be_a_path() -> No
     assert LockAlert(timedelta(seconds=90), path).as_json() == LockAlert(90, path).as_json()
 
 
-def test_what_cannot_be_sent_later_is_refused_when_the_dag_is_parsed() -> None:
+def test_an_invalid_alert_is_refused_when_the_dag_is_parsed() -> None:
     class Local(Messenger): ...
 
-    for arguments, says in [
+    for arguments, message in [
         ((0, Messenger, TEXT), "after must be"),
         ((60, Messenger, {"txt": "hello"}), "The kwargs of a LockAlert do not fit Messenger: "),
         ((60, Messenger, {"text": object()}), "must be values that JSON has: "),
         (
             (60, Local, TEXT),
-            "'test_what_cannot_.*Local' of a LockAlert is defined in a DAG file or a function",
+            "'test_an_invalid_alert_.*Local' of a LockAlert is defined in a DAG file or a function",
         ),
     ]:
-        with pytest.raises(LockValueError, match=says):
+        with pytest.raises(LockValueError, match=message):
             LockAlert(*arguments)  # type: ignore[arg-type]
     not_an_alert: Any = Messenger("hello")
     with DAG("dag"):

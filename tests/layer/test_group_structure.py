@@ -1,4 +1,4 @@
-"""What a `DynamoLock` makes of the tasks in its block, when the DAG is parsed."""
+"""The structure that `DynamoLock` gives to the tasks in its block when the DAG is parsed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def step(task_id: str, **arguments: Any) -> BashOperator:
 
 
 def guard_of(dag: DAG, task_id: str) -> EnterLease:
-    """What runs before a task's code."""
+    """Return the guard that runs before a task's code."""
     guarded: Any = dag.get_task(task_id)
     hook = guarded.partial_kwargs["pre_execute"] if guarded.is_mapped else guarded._pre_execute_hook
     assert isinstance(hook, EnterLease)
@@ -40,7 +40,7 @@ def work(table: str = "") -> str:
     return table
 
 
-def test_the_tasks_stand_between_acquire_and_release() -> None:
+def test_the_tasks_run_between_acquire_and_release() -> None:
     with DAG("dag") as dag:
         with DynamoLock("k") as lock:
             step("a") >> [step("b"), step("c")]
@@ -126,7 +126,9 @@ def test_a_lock_in_a_group_that_holds_it_is_an_error_when_the_dag_is_parsed(inne
     ],
     ids=str,
 )
-def test_a_lock_in_a_group_that_may_become_free_is_none(outer: dict[str, Any], inner: dict[str, Any]) -> None:
+def test_a_lock_in_a_group_that_may_become_free_is_no_error(
+    outer: dict[str, Any], inner: dict[str, Any]
+) -> None:
     with DAG("dag"), DynamoLock("k", group_id="outer", **outer), DynamoLock(**{"key": "k", **inner}):
         step("a")
 
@@ -145,7 +147,7 @@ def test_slots_that_the_run_itself_holds_never_become_free(
             DynamoLock("k", group_id="inner", **inner)
 
 
-def test_a_lock_knows_the_groups_around_it() -> None:
+def test_a_lock_passes_on_the_groups_around_it() -> None:
     with DAG("dag") as dag, DynamoLock("k", group_id="outer"):
         step("a")
         with TaskGroup("between"), DynamoLock("l", group_id="inner"):
@@ -185,11 +187,11 @@ def test_a_lock_in_a_mapped_group_enters_the_lease_of_its_own_map_index() -> Non
 
         per.expand(table=["x", "y"])
     assert guard_of(dag, "per.lock.work").mapped
-    # Its key is not known before the group is expanded, which the triggerer cannot do.
+    # Its key is unknown until the group is expanded, which the triggerer cannot do.
     assert not dag.get_task("per.lock.acquire").start_from_trigger
 
 
-def test_a_mapped_task_in_a_lock_shares_the_one_lease() -> None:
+def test_the_instances_of_a_mapped_task_in_a_lock_share_its_lease() -> None:
     with DAG("dag") as dag, DynamoLock("k"):
         work.expand(table=["x", "y"])
     assert not guard_of(dag, "lock.work").mapped
@@ -224,7 +226,7 @@ def test_a_mapped_acquire_starts_on_a_worker() -> None:
     assert not dag.get_task("a").start_from_trigger
 
 
-def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
+def test_a_default_execution_timeout_does_not_stop_the_heartbeat_task() -> None:
     with DAG("dag", default_args={"execution_timeout": timedelta(minutes=5)}) as dag, DynamoLock("k"):
         step("a")
     tasks: list[Any] = dag.tasks
@@ -233,7 +235,7 @@ def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"key": ""}, "must not be empty"),
         ({"key": []}, "needs a key"),
@@ -262,54 +264,54 @@ def test_default_arguments_for_the_work_do_not_stop_the_keeper() -> None:
         ({"key": "k", "priority": 1000}, "priority must be a whole number from -999 to 999, not 1000"),
         ({"key": "k", "fair": "yes"}, "fair must be True or False, not 'yes'"),
         ({"key": "k", "min_hold": -1}, "min_hold must be a finite time, more than zero"),
-        # What is known is checked, also where a template has yet to say the rest.
+        # Known values are checked even if other values come from templates.
         ({"key": "{{ params.table }}", "mode": "both"}, "mode must be 'shared' or 'exclusive'"),
         ({"key": ["a", "a"], "slots": "{{ params.slots }}"}, "name 'a' twice"),
     ],
 )
-def test_what_can_never_work_does_not_load(arguments: dict[str, Any], says: str) -> None:
-    with DAG("dag"), pytest.raises(LockValueError, match=says), DynamoLock(**arguments):
+def test_invalid_arguments_fail_when_the_dag_is_parsed(arguments: dict[str, Any], message: str) -> None:
+    with DAG("dag"), pytest.raises(LockValueError, match=message), DynamoLock(**arguments):
         step("a")
 
 
-def test_what_a_template_has_yet_to_say_is_not_held_against_the_rest() -> None:
+def test_values_that_depend_on_a_template_are_not_compared() -> None:
     with DAG("dag"), DynamoLock("k", slots=3, capacity="{{ params.capacity }}", mode="{{ params.mode }}"):
         step("a")
 
 
 @pytest.mark.parametrize("lease", [None, "{{ params.lease }}"])
-def test_a_heartbeat_is_not_compared_with_a_lease_that_only_the_connection_or_a_template_has(
+def test_a_heartbeat_is_not_compared_with_a_lease_of_the_connection_or_a_template(
     lease: Any,
 ) -> None:
     with DAG("dag"), DynamoLock("k", heartbeat=timedelta(minutes=5), lease=lease):
         step("a")
 
 
-def test_all_that_takes_a_lock_takes_the_same_parameters() -> None:
+def test_group_and_operator_have_the_same_parameters() -> None:
     for kind in (DynamoLock, DynamoLockAcquireOperator):
         parameters = inspect.signature(kind).parameters
         defaults = {name: parameters[name].default for name in lock_options.PARAMETERS if name != "key"}
         assert {**defaults, "key": None} == lock_options.PARAMETERS
 
 
-def test_a_lock_without_tasks_does_not_load() -> None:
+def test_a_lock_without_tasks_fails_when_the_dag_is_parsed() -> None:
     with DAG("dag"), pytest.raises(LockValueError, match="guards nothing"), DynamoLock("k"):
         pass
 
 
-def test_an_operator_says_what_is_wrong_with_its_key_too() -> None:
+def test_an_operator_refuses_an_invalid_key_too() -> None:
     with DAG("dag"), pytest.raises(LockValueError, match="must not be empty"):
         DynamoLockOperator(task_id="a", key="", python_callable=print)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"slots": "many"}, "slots must be a whole number, not 'many'"),
         ({"lock_mode": "both"}, "mode must be 'shared' or 'exclusive'"),
         ({"lock_mode": "shared", "slots": 2}, "2 of 2 cannot be acquired in shared mode"),
     ],
 )
-def test_a_sensor_says_what_is_wrong_too(arguments: dict[str, Any], says: str) -> None:
-    with DAG("dag"), pytest.raises(LockValueError, match=says):
+def test_a_sensor_refuses_invalid_arguments_too(arguments: dict[str, Any], message: str) -> None:
+    with DAG("dag"), pytest.raises(LockValueError, match=message):
         DynamoLockSensor(task_id="a", key="k", **arguments)

@@ -1,4 +1,4 @@
-"""The guard in a process of its own, which these tests are for it."""
+"""The guard, in the process of these tests and in processes of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRACE = 6.0
 
 
 class Task:
-    """As much of an operator as the guard needs."""
+    """The part of an operator that the guard needs."""
 
     def __init__(self) -> None:
         self.killed = threading.Event()
@@ -34,7 +34,7 @@ class Task:
 
 @pytest.fixture(autouse=True)
 def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The guard is not to end the process of the tests."""
+    """Keep the guard from ending the process of the tests."""
     ended: list[str] = []
     monkeypatch.setattr(guard, "end_process", lambda: ended.append("ended"))
     yield ended
@@ -50,7 +50,7 @@ def key(request: pytest.FixtureRequest) -> str:
 def lease(locks: LockClient, key: str) -> Lease:
     lease = locks.try_acquire(key, lease=30, release_grace=GRACE)
     assert lease
-    # As a task gets it: from an XCom.
+    # A task gets it from an XCom.
     return lock_options.from_result(lease.as_dict(), "acquire").leases[0]
 
 
@@ -72,7 +72,7 @@ def holder(locks: LockClient, lease: Lease) -> object:
     return record and record.holders.get(lease.lease_id)
 
 
-def test_a_process_is_noted_while_it_is_inside(locks: LockClient, lease: Lease, inside: Guard) -> None:
+def test_a_process_is_recorded_while_it_is_inside(locks: LockClient, lease: Lease, inside: Guard) -> None:
     record = locks.get(lease.key)
     assert record
     assert list(record.holders[lease.lease_id].processes) == [inside._process]
@@ -83,14 +83,14 @@ def test_a_process_is_noted_while_it_is_inside(locks: LockClient, lease: Lease, 
     assert locks.release(lease)
 
 
-def test_it_counts_on_the_grace_only(inside: Guard) -> None:
+def test_a_process_inside_relies_on_the_grace_only(inside: Guard) -> None:
     assert 0 < inside.leases[0].remaining() <= GRACE
 
 
-def test_no_task_starts_that_would_have_to_be_stopped_at_once(
+def test_no_task_starts_that_the_guard_would_stop_at_once(
     locks: LockClient, lease: Lease, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to the first request comes so late that hardly anything is left of the time that it grants."""
+    """The first answer arrives so late that nearly all of the time that it grants has passed."""
     answers: list[Lease] = []
 
     def enter(held: Lease, process: str) -> Lease:
@@ -108,7 +108,7 @@ def test_no_task_starts_that_would_have_to_be_stopped_at_once(
     assert not task.killed.is_set()
 
 
-def test_a_lease_given_back_meanwhile_is_free_when_the_process_leaves(
+def test_a_lease_released_meanwhile_is_free_when_the_process_leaves(
     locks: LockClient, lease: Lease, inside: Guard
 ) -> None:
     assert isinstance(locks.release(lease), Draining)
@@ -117,14 +117,14 @@ def test_a_lease_given_back_meanwhile_is_free_when_the_process_leaves(
     assert locks.try_acquire(lease.key)
 
 
-def test_nothing_starts_under_a_lease_that_is_lost(locks: LockClient, lease: Lease, task: Task) -> None:
+def test_no_task_starts_under_a_lost_lease(locks: LockClient, lease: Lease, task: Task) -> None:
     locks.break_lock(lease.key, lease.lease_id)
     with pytest.raises(LockLostError, match="it was broken at "):
         Guard(locks, [lease], task).enter()
     assert guard._active_guards == []
 
 
-def test_nothing_starts_under_a_lease_that_is_being_given_back(
+def test_no_task_starts_under_a_draining_lease(
     locks: LockClient, lease: Lease, inside: Guard, task: Task
 ) -> None:
     locks.release(lease)
@@ -133,7 +133,7 @@ def test_nothing_starts_under_a_lease_that_is_being_given_back(
 
 
 def wait_until_stopped(guard: Guard) -> None:
-    """Do a task's work, until it is interrupted. This process is not to be ended, so it leaves at once."""
+    """Work until the guard interrupts it, and leave at once, because this process must not be ended."""
     try:
         threading.Event().wait(10 * GRACE)
     finally:
@@ -148,17 +148,17 @@ def test_a_lost_lease_stops_the_task(locks: LockClient, lease: Lease, inside: Gu
     assert isinstance(locks.release(lease), Lost)
 
 
-def test_a_task_is_not_interrupted_while_it_talks_to_its_supervisor(
+def test_a_task_is_not_interrupted_during_a_request_to_its_supervisor(
     locks: LockClient, lease: Lease, inside: Guard, task: Task
 ) -> None:
-    talk = {"__name__": "airflow.sdk.execution_time.comms"}
+    module = {"__name__": "airflow.sdk.execution_time.comms"}
     exec(
-        "def talk(until):\n    assert until(60)\n    for _ in range(20): sleep(0.01)\n    return 'answered'",
-        talk,
+        "def send(until):\n    assert until(60)\n    for _ in range(20): sleep(0.01)\n    return 'answered'",
+        module,
     )
-    talk["sleep"] = threading.Event().wait  # type: ignore[assignment]
+    module["sleep"] = threading.Event().wait  # type: ignore[assignment]
     locks.break_lock(lease.key, lease.lease_id)
-    assert talk["talk"](task.killed.wait) == "answered"  # type: ignore[operator]
+    assert module["send"](task.killed.wait) == "answered"  # type: ignore[operator]
     with pytest.raises(LockLostError):
         wait_until_stopped(inside)
 
@@ -175,10 +175,10 @@ def test_the_loss_of_an_outer_lock_stops_a_task_in_nested_locks(
     guard.leave()
 
 
-def test_nothing_is_interrupted_after_the_code_of_the_task_has_ended(
+def test_a_process_is_not_interrupted_after_the_code_of_its_task_has_ended(
     locks: LockClient, lease: Lease, task: Task
 ) -> None:
-    """Airflow is about to tell its server what has become of the task, or calls the task's callbacks."""
+    """Airflow is about to report the state of the task to its server, or calls the task's callbacks."""
     guard = Guard(locks, [lease], task)
     runner = {"__name__": "airflow.sdk.execution_time.task_runner", "enter": guard.enter}
     exec("def run():\n    enter()", runner)
@@ -190,14 +190,14 @@ def test_nothing_is_interrupted_after_the_code_of_the_task_has_ended(
     assert not task.killed.is_set()
 
 
-# -- a task that does not want to end -------------------------------------------------------------------------------
+# -- a task that resists being stopped ------------------------------------------------------------------------------
 
-#: For a process that is ended, and its time to notice.
+#: Maximum time until a process is ended, in seconds.
 WITHIN = 60.0
 
 
 @pytest.mark.parametrize(
-    ("body", "ended", "told"),
+    ("body", "ended", "reported"),
     [
         pytest.param(
             "swallows exceptions",
@@ -211,20 +211,20 @@ WITHIN = 60.0
     ],
 )
 def test_a_task_whose_lease_is_lost_ends_whatever_it_catches(
-    locks: LockClient, lease: Lease, body: str, ended: int, told: list[str]
+    locks: LockClient, lease: Lease, body: str, ended: int, reported: list[str]
 ) -> None:
     with guarded(locks._client.meta.endpoint_url, lease, body) as process:
         locks.break_lock(lease.key, lease.lease_id)
         out, err = process.communicate(timeout=WITHIN)
     assert process.returncode == ended
     lines = out.splitlines()
-    assert [line[: len(start)] for line, start in zip(lines, told, strict=False)] == told
-    assert set(lines[len(told) :]) <= {"swallowed LockLostInterrupt"}
+    assert [line[: len(start)] for line, start in zip(lines, reported, strict=False)] == reported
+    assert set(lines[len(reported) :]) <= {"swallowed LockLostInterrupt"}
     assert "is lost: it was broken at " in err
     assert ("Ending its process" in err) is (ended == 1)
 
 
-def test_a_process_that_is_ended_takes_its_children_with_it(locks: LockClient, lease: Lease) -> None:
+def test_child_processes_of_an_ended_process_are_ended_too(locks: LockClient, lease: Lease) -> None:
     with guarded(locks._client.meta.endpoint_url, lease, "has a child") as process:
         assert process.stdout
         child = psutil.Process(int(process.stdout.readline().split()[1]))
@@ -234,7 +234,7 @@ def test_a_process_that_is_ended_takes_its_children_with_it(locks: LockClient, l
 
 
 @pytest.mark.proof
-def test_a_task_that_is_cut_off_has_ended_when_another_takes_the_lock(locks: LockClient, key: str) -> None:
+def test_a_task_without_network_has_ended_when_another_takes_the_lock(locks: LockClient, key: str) -> None:
     lease = locks.acquire(key, lease=60, release_grace=6)
     with (
         Proxy(locks._client.meta.endpoint_url) as proxy,
@@ -249,23 +249,23 @@ def test_a_task_that_is_cut_off_has_ended_when_another_takes_the_lock(locks: Loc
 # -- forks ----------------------------------------------------------------------------------------------------------
 
 
-def in_a_fork(does: Callable[[], object]) -> None:
+def in_a_fork(action: Callable[[], object]) -> None:
     """Fork, do something in the child, and wait for its end."""
     if pid := os.fork():
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         return
     try:
-        does()
+        action()
         os._exit(0)
     finally:
         os._exit(1)
 
 
-@pytest.mark.parametrize("does", ["leave", "drain"])
-def test_a_fork_of_a_guarded_process_neither_leaves_nor_gives_back_for_its_parent(
-    locks: LockClient, lease: Lease, inside: Guard, does: str
+@pytest.mark.parametrize("action", ["leave", "drain"])
+def test_a_fork_of_a_guarded_process_neither_leaves_nor_drains_the_lease(
+    locks: LockClient, lease: Lease, inside: Guard, action: str
 ) -> None:
-    in_a_fork(getattr(inside, does))
+    in_a_fork(getattr(inside, action))
     record = locks.get(lease.key)
     assert record
     assert list(record.holders[lease.lease_id].processes) == [inside._process]
@@ -283,7 +283,7 @@ def test_the_context_has_the_innermost_lease_and_all_by_key(
         around.leases.append(each)
         around.show_leases(context)
     assert context == {"dynamo_lock": lease, "dynamo_locks": {"outer": outer, lease.key: lease}}
-    assert held.held_around(locks) == [outer, lease], "child processes find them"
+    assert held.held_around(locks) == [outer, lease], "child processes find the leases"
 
 
 def test_the_leases_of_a_guard_that_left_are_not_in_the_environment(
@@ -297,6 +297,6 @@ def test_the_leases_of_a_guard_that_left_are_not_in_the_environment(
 
 
 @pytest.mark.parametrize("result", [None, []])
-def test_without_an_acquired_lease_nothing_may_work(result: object) -> None:
+def test_without_an_acquired_lease_no_task_starts(result: object) -> None:
     with pytest.raises(LockNotHeldError, match=r"'lock\.acquire' has acquired no lease in this run"):
         lock_options.from_result(result, "lock.acquire")

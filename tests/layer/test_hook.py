@@ -1,4 +1,4 @@
-"""The connection: what it says, where it comes from, and what is wrong with it."""
+"""The connection: its settings, where they come from, and how errors in it are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.formats.conftest import make_place
 
 @pytest.fixture(autouse=True)
 def no_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections come from the environment alone."""
+    """Read connections from the environment only."""
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
     monkeypatch.setenv(
         "AIRFLOW_CONN_AWS_DEFAULT", '{"conn_type": "aws", "login": "test", "password": "test-secret"}'
@@ -39,7 +39,7 @@ def of_table(monkeypatch: pytest.MonkeyPatch, locks: LockClient, **extra: Any) -
     return DynamoLockHook()
 
 
-def test_a_connection_says_where_the_table_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_has_the_settings_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(
         monkeypatch, "other", table="t", aws_conn_id="mine", lease="30", deployment="north", region_name=""
     )
@@ -48,7 +48,7 @@ def test_a_connection_says_where_the_table_is(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_without_a_connection_the_configuration_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_connection_the_configuration_has_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__DYNAMO_LOCK__TABLE", "configured")
     monkeypatch.setenv("AIRFLOW__DYNAMO_LOCK__LEASE", "45")
     assert DynamoLockHook().settings.table == "configured"
@@ -56,7 +56,7 @@ def test_without_a_connection_the_configuration_says_it(monkeypatch: pytest.Monk
     assert asyncio.run(DynamoLockHook().aget_settings()).table == "configured"
 
 
-def test_a_connection_that_a_dag_names_must_exist() -> None:
+def test_a_connection_named_in_a_dag_must_exist() -> None:
     with pytest.raises(LockValueError, match="There is no connection 'missing': create it with the type"):
         _ = DynamoLockHook("missing").settings
 
@@ -75,23 +75,25 @@ def test_a_connection_that_a_dag_names_must_exist() -> None:
         {"botocore_config": "[]"},
     ],
 )
-def test_a_connection_of_no_use_is_named(monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]) -> None:
+def test_the_error_of_an_invalid_connection_names_it(
+    monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
+) -> None:
     connect(monkeypatch, **extra)
     with pytest.raises(LockValueError, match="'dynamo_lock_default'"):
         _ = DynamoLockHook().settings
 
 
-def test_the_test_button_looks_at_the_table(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:
+def test_the_test_button_checks_the_table(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:
     assert of_table(monkeypatch, locks).test_connection() == (True, "The lock table 'locks' is ready.")
     connect(
         monkeypatch, table="none", endpoint_url=locks._client.meta.endpoint_url, region_name="eu-central-1"
     )
-    ready, says = DynamoLockHook().test_connection()
+    ready, message = DynamoLockHook().test_connection()
     assert not ready
-    assert "The lock table 'none' does not exist" in says
+    assert "The lock table 'none' does not exist" in message
 
 
-def test_the_sdk_is_set_up_for_a_lock_and_the_connection_overrides_it(
+def test_a_connection_overrides_the_configuration_of_the_sdk(
     monkeypatch: pytest.MonkeyPatch, locks: LockClient
 ) -> None:
     hook = of_table(monkeypatch, locks, botocore_config={"read_timeout": 5})
@@ -100,7 +102,7 @@ def test_the_sdk_is_set_up_for_a_lock_and_the_connection_overrides_it(
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "native"])
-async def test_a_connection_may_name_another_librarys_table(
+async def test_a_connection_may_name_a_table_of_another_library(
     monkeypatch: pytest.MonkeyPatch, moto: Engine, format: str
 ) -> None:
     place = make_place(format, moto)
@@ -113,9 +115,9 @@ async def test_a_connection_may_name_another_librarys_table(
     )
     hook = DynamoLockHook()
     assert hook.test_connection()[0]
-    lease = hook.get_conn().acquire("theirs", timeout=0)
+    lease = hook.get_conn().acquire("foreign", timeout=0)
     async with hook.async_client() as (client, _):
-        assert await client.try_acquire("theirs") is None
+        assert await client.try_acquire("foreign") is None
         assert await client.release(lease)
 
 
@@ -130,20 +132,20 @@ async def test_all_triggers_of_a_process_share_one_client(
         lease = await one.try_acquire("shared")
         assert lease
         assert await other.release(lease)
-    while hooks._shared_clients:  # noqa: ASYNC110 - it is closed by a task of its own, a turn or two of the loop later
+    while hooks._shared_clients:  # noqa: ASYNC110 - another task closes it in one of the next turns of the loop
         await asyncio.sleep(0)
     async with hook.async_client() as (later, _):
         assert later is not one
 
 
 @pytest.mark.parametrize(
-    ("says", "streams"),
+    ("extra", "streams"),
     [({}, False), ({"streams": True}, True), ({"streams": "true"}, True), ({"streams": "False"}, False)],
 )
-async def test_triggers_read_the_tables_stream_if_the_connection_says_so(
-    monkeypatch: pytest.MonkeyPatch, locks: LockClient, says: dict[str, Any], streams: bool
+async def test_triggers_read_the_stream_if_the_connection_enables_it(
+    monkeypatch: pytest.MonkeyPatch, locks: LockClient, extra: dict[str, Any], streams: bool
 ) -> None:
-    hook = of_table(monkeypatch, locks, **says)
+    hook = of_table(monkeypatch, locks, **extra)
     monkeypatch.setattr(sharing, "IDLE_SECONDS", 0.0)
     async with hook.async_client() as (client, _):
         assert (client._streams is not None) is streams
@@ -155,12 +157,12 @@ async def test_triggers_read_the_tables_stream_if_the_connection_says_so(
             assert (await client._streams.list_streams(TableName="locks"))["Streams"] == []
             (connections,) = client._streams._endpoint.http_session._sessions.values()
     async with asyncio.timeout(10):
-        while streams and not connections.closed:  # noqa: ASYNC110 - it is closed by a task of its own
+        while streams and not connections.closed:  # noqa: ASYNC110 - another task closes it
             await asyncio.sleep(0)
-    assert hook.get_conn()._streams is None, "tasks do not read it: there may be many"
+    assert hook.get_conn()._streams is None, "tasks do not read the stream, because there may be many"
 
 
-async def test_a_trigger_is_told_by_the_stream(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:
+async def test_a_stream_wakes_a_trigger(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:
     streamed = LockClient(locks._client, table="streamed")
     streamed.create_table(streams=True)
     held = streamed.acquire("k")
@@ -168,14 +170,14 @@ async def test_a_trigger_is_told_by_the_stream(monkeypatch: pytest.MonkeyPatch, 
     connect(monkeypatch, table="streamed", endpoint_url=url, region_name="eu-central-1", streams=True)
     async with DynamoLockHook().async_client() as (client, _):
         waiting = asyncio.create_task(client.acquire("k", poll_interval=600))
-        while client._core.poller._reported_until == -math.inf:  # noqa: ASYNC110 - nothing else tells
+        while client._core.poller._reported_until == -math.inf:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
         await asyncio.to_thread(streamed.release, held)
         assert await asyncio.wait_for(waiting, PATIENCE)
 
 
 @pytest.mark.parametrize(
-    ("extra", "says"),
+    ("extra", "message"),
     [
         ({"endpoint_url": "not a url"}, "No client can be created for the connection 'dynamo_lock_default' "),
         (
@@ -185,18 +187,18 @@ async def test_a_trigger_is_told_by_the_stream(monkeypatch: pytest.MonkeyPatch, 
     ],
 )
 async def test_an_error_of_the_sdk_names_the_connection_and_no_value(
-    monkeypatch: pytest.MonkeyPatch, connection: None, extra: dict[str, Any], says: str
+    monkeypatch: pytest.MonkeyPatch, connection: None, extra: dict[str, Any], message: str
 ) -> None:
     connect(monkeypatch, region_name="eu-central-1", **extra)
-    with pytest.raises(LockError, match=says) as by_worker:
+    with pytest.raises(LockError, match=message) as by_worker:
         DynamoLockHook().get_conn()
-    with pytest.raises(LockError, match=says) as by_triggerer:
+    with pytest.raises(LockError, match=message) as by_triggerer:
         async with DynamoLockHook().async_client():
             pass
     assert "secret" not in f"{by_worker.value} {by_triggerer.value}"
 
 
-async def test_a_client_that_cannot_be_made_is_made_anew_next_time(
+async def test_a_failed_creation_of_a_client_is_repeated_next_time(
     monkeypatch: pytest.MonkeyPatch, locks: LockClient
 ) -> None:
     connect(monkeypatch, table="locks", endpoint_url="not a url", region_name="eu-central-1")

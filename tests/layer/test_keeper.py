@@ -1,4 +1,4 @@
-"""The keeper in the triggerer: until when it keeps a lease."""
+"""The heartbeat task, in the triggerer and on a worker: how long it renews a lease."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tests.layer import alert_notifiers
 
 
 class Airflow:
-    """Answers the questions for task states."""
+    """Answers requests for task states."""
 
     def __init__(self) -> None:
         self.states: dict[str, str | None] = {"lock.heartbeat": "deferred", "lock.release": None}
 
-    async def asend(self, question: Any) -> Any:
-        return SimpleNamespace(task_states={"run": {name: self.states[name] for name in question.task_ids}})
+    async def asend(self, request: Any) -> Any:
+        return SimpleNamespace(task_states={"run": {name: self.states[name] for name in request.task_ids}})
 
     def send(self, message: Any) -> None:
-        """Hear which values are secret: Airflow 3.0 tells that of each connection."""
+        """Receive the names of secret values, which Airflow 3.0 sends for each connection."""
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def lease(request: pytest.FixtureRequest, locks: LockClient, monkeypatch: pytest
     return lease
 
 
-def keeper() -> DynamoLockHeartbeatTrigger:
-    """As the group makes it."""
+def trigger() -> DynamoLockHeartbeatTrigger:
+    """Return the trigger of a heartbeat task as the group creates it."""
     with DAG("dag"):
         lock = DynamoLock("orders")
         with lock:
@@ -81,10 +81,10 @@ async def events_of(trigger: DynamoLockHeartbeatTrigger) -> list[str]:
     return [type(event).__name__ async for event in trigger.run()]
 
 
-async def test_it_keeps_the_lease_until_it_is_released(
+async def test_it_renews_the_lease_until_it_is_released(
     airflow: Airflow, lease: Lease, locks: LockClient
 ) -> None:
-    keeping = asyncio.ensure_future(events_of(keeper()))
+    keeping = asyncio.ensure_future(events_of(trigger()))
     await asyncio.sleep(1)
     assert not keeping.done()
     assert await asyncio.to_thread(locks.release, lease)
@@ -92,26 +92,26 @@ async def test_it_keeps_the_lease_until_it_is_released(
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "skipped"])
-async def test_it_gives_back_what_the_release_task_has_not(
+async def test_it_releases_a_lease_that_the_release_task_did_not(
     airflow: Airflow, lease: Lease, locks: LockClient, state: str
 ) -> None:
     airflow.states["lock.release"] = state
-    assert await asyncio.wait_for(events_of(keeper()), PATIENCE) == ["TaskSuccessEvent"]
+    assert await asyncio.wait_for(events_of(trigger()), PATIENCE) == ["TaskSuccessEvent"]
     record = await asyncio.to_thread(locks.get, lease.key)
     assert record
     assert not record.holders
 
 
-async def test_it_goes_on_while_the_release_task_is_to_be_retried(airflow: Airflow, lease: Lease) -> None:
+async def test_it_continues_while_the_release_task_is_up_for_retry(airflow: Airflow, lease: Lease) -> None:
     airflow.states["lock.release"] = "up_for_retry"
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(events_of(keeper()), 1.5)
+        await asyncio.wait_for(events_of(trigger()), 1.5)
 
 
-async def test_it_ends_when_its_task_does_not_wait_for_it_any_more(
+async def test_it_ends_when_its_task_is_no_longer_deferred(
     airflow: Airflow, lease: Lease, locks: LockClient
 ) -> None:
-    keeping = asyncio.ensure_future(events_of(keeper()))
+    keeping = asyncio.ensure_future(events_of(trigger()))
     await asyncio.sleep(0.5)
     airflow.states["lock.heartbeat"] = None  # cleared
     assert await asyncio.wait_for(keeping, PATIENCE) == []
@@ -121,9 +121,9 @@ async def test_it_ends_when_its_task_does_not_wait_for_it_any_more(
 
 
 def on_a_worker(states: Any, **arguments: Any) -> Callable[[], None]:
-    """The `execute` of a heartbeat task that does not defer.
+    """Return the `execute` of a heartbeat task that does not defer.
 
-    :param states: what Airflow says of the release task.
+    :param states: state of the release task that Airflow returns, or an exception that it raises.
     """
     operator = DynamoLockHeartbeatOperator(
         task_id="heartbeat", acquire_task_id="acquire", deferrable=False, **arguments
@@ -142,13 +142,13 @@ def on_a_worker(states: Any, **arguments: Any) -> Callable[[], None]:
         xcom_pull=lambda **_: BaseXCom.get_one(),  # type: ignore[call-arg]
         get_task_states=states_of,
     )
-    context = {"ti": ti, "dag": None}  # Airflow 3.0's notifiers ask for the DAG
-    # Airflow warns of an execute that it has not called itself.
+    context = {"ti": ti, "dag": None}  # the notifiers of Airflow 3.0 read the DAG
+    # Airflow warns if it has not called an `execute` itself.
     return lambda: type(operator).execute.__wrapped__(operator, context)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "skipped"])
-def test_on_a_worker_it_gives_back_what_the_release_task_has_not(
+def test_on_a_worker_it_releases_a_lease_that_the_release_task_did_not(
     airflow: Airflow, lease: Lease, locks: LockClient, state: str
 ) -> None:
     on_a_worker(state, release_task_id="release")()
@@ -158,7 +158,7 @@ def test_on_a_worker_it_gives_back_what_the_release_task_has_not(
 
 
 @pytest.mark.parametrize("state", ["up_for_retry", None, ConnectionError("no answer")])
-def test_on_a_worker_it_goes_on_until_the_release(
+def test_on_a_worker_it_continues_until_the_release(
     airflow: Airflow, lease: Lease, locks: LockClient, state: Any
 ) -> None:
     with ThreadPoolExecutor() as threads:
@@ -168,7 +168,7 @@ def test_on_a_worker_it_goes_on_until_the_release(
         keeping.result(PATIENCE)
 
 
-def test_on_a_worker_it_alerts(airflow: Airflow, lease: Lease, locks: LockClient) -> None:
+def test_on_a_worker_it_sends_alerts(airflow: Airflow, lease: Lease, locks: LockClient) -> None:
     alert_notifiers.SENT.clear()
     alert = LockAlert(0.05, alert_notifiers.Messenger, {"text": "{{ lock_alert.text }}"})
     with ThreadPoolExecutor() as threads:
@@ -182,13 +182,13 @@ def test_on_a_worker_it_alerts(airflow: Airflow, lease: Lease, locks: LockClient
     assert text.startswith(f"The lock '{lease.key}' has been held for ")
 
 
-class Looking:
-    """A client that beats and looks for ever, but for the leases of which its look fails."""
+class WatchingClient:
+    """A client that renews and watches leases for ever. Watching the leases of some keys fails."""
 
     def __init__(self, *broken: str) -> None:
         self.broken = broken
         self.watched: set[str] = set()
-        self.watches_two = asyncio.Event()
+        self.two_watched = asyncio.Event()
 
     async def keep_for_processes(self, held: LeaseSet, *, interval: float) -> None:
         await asyncio.Event().wait()
@@ -198,7 +198,7 @@ class Looking:
             raise LockTableError("There is no such table any more.")
         self.watched.add(lease.key)
         if len(self.watched) == 2:
-            self.watches_two.set()
+            self.two_watched.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -209,17 +209,17 @@ def a_set(*keys: str) -> LeaseSet:
     return LeaseSet(tuple(Lease(key, "a", 1, "me", 1, 1, 30_000, 15_000, 0) for key in keys))
 
 
-async def test_a_look_that_fails_is_no_lease_that_is_gone(airflow: Airflow) -> None:
-    client = Looking("b")
+async def test_a_lease_that_cannot_be_watched_does_not_count_as_gone(airflow: Airflow) -> None:
+    client = WatchingClient("b")
     with pytest.raises(LockTableError):
-        await asyncio.wait_for(keeper()._send_heartbeats(client, a_set("a", "b")), PATIENCE)  # type: ignore[arg-type]
+        await asyncio.wait_for(trigger()._send_heartbeats(client, a_set("a", "b")), PATIENCE)  # type: ignore[arg-type]
     assert not client.watched
 
 
-async def test_nothing_is_looked_at_once_it_is_cancelled(airflow: Airflow) -> None:
-    client = Looking()
-    keeping = asyncio.ensure_future(keeper()._send_heartbeats(client, a_set("a", "b")))  # type: ignore[arg-type]
-    await asyncio.wait_for(client.watches_two.wait(), PATIENCE)
+async def test_a_cancelled_heartbeat_task_watches_no_lease(airflow: Airflow) -> None:
+    client = WatchingClient()
+    keeping = asyncio.ensure_future(trigger()._send_heartbeats(client, a_set("a", "b")))  # type: ignore[arg-type]
+    await asyncio.wait_for(client.two_watched.wait(), PATIENCE)
     keeping.cancel()
     await asyncio.wait([keeping])
     assert not client.watched

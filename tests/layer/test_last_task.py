@@ -1,4 +1,4 @@
-"""The last task of a group releases the lock as its process exits; in all other cases the `release` task does."""
+"""The process of a group's last task releases the lock when it exits; in all other cases the `release` task does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOT_BEGUN: States = {RELEASE: None}
 
 
 class TaskInstance(SimpleNamespace):
-    """As much of a task instance as a callback needs."""
+    """The part of a task instance that a callback needs."""
 
     states: States | Exception
 
@@ -96,9 +96,10 @@ def inside(locks: LockClient, lease: Lease) -> Iterator[Guard]:
 
 
 class Supervisor:
-    """Of the last task's process: it receives which tasks are to be skipped.
+    """The supervisor of the last task's process, which receives the tasks to skip.
 
-    :ivar failure: what it answers with, if anything.
+    :ivar skipped: the tasks to skip.
+    :ivar failure: the exception that it raises, if any.
     """
 
     def __init__(self) -> None:
@@ -126,7 +127,7 @@ def succeed(
     map_index: int = -1,
     dag: DAG | None = None,
 ) -> None:
-    """Call the callback of a task, as Airflow does when the task has succeeded."""
+    """Call the callback of a task, as Airflow does after the task has succeeded."""
     callback = ReleaseIfLast(ACQUIRE, RELEASE, task_ids or ("lock.a",), mapped)
     callback({"ti": an_instance(states, map_index, dag)})
 
@@ -168,8 +169,10 @@ def test_without_the_states_of_all_tasks_the_process_only_leaves(
     assert holder(locks, lease)
 
 
-def test_a_success_that_airflow_has_refused_is_none(locks: LockClient, lease: Lease, inside: Guard) -> None:
-    """Airflow calls the callback all the same."""
+def test_a_success_that_airflow_has_refused_does_not_count(
+    locks: LockClient, lease: Lease, inside: Guard
+) -> None:
+    """Airflow calls the callback nevertheless."""
     succeed({"lock.a": "running"})
     inside.leave()
     assert holder(locks, lease)
@@ -217,16 +220,16 @@ def test_only_the_leases_of_its_own_group_are_released(
     assert holder(locks, lease)
 
 
-def test_the_tasks_of_a_dag_test_leave_the_lock_to_the_release_task(
+def test_in_dag_test_the_release_task_releases_the_lock(
     locks: LockClient, lease: Lease, inside: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They run in one process, which does not exit between two of them."""
+    """They run in one process, which does not exit between two tasks."""
     monkeypatch.setattr("airflow_dynamo_lock.airflow.last_task.runs_in_dag_test", lambda: True)
     succeed({"lock.a": "success"})
     assert not inside._releases
 
 
-# -- it skips the release task --------------------------------------------------------------------------------------
+# -- the last task skips the release task ---------------------------------------------------------------------------
 
 
 def test_the_last_task_skips_the_release_task(inside: Guard, supervisor: Supervisor) -> None:
@@ -235,7 +238,9 @@ def test_the_last_task_skips_the_release_task(inside: Guard, supervisor: Supervi
     assert inside._releases
 
 
-def test_in_a_mapped_group_it_skips_that_of_its_own_index(inside: Guard, supervisor: Supervisor) -> None:
+def test_in_a_mapped_group_it_skips_the_release_task_of_its_own_index(
+    inside: Guard, supervisor: Supervisor
+) -> None:
     succeed({"lock.a_2": "success", "lock.release_2": None}, mapped=True, map_index=2)
     assert supervisor.skipped == [(RELEASE, 2)]
 
@@ -263,14 +268,16 @@ def test_a_release_task_is_not_skipped_if_a_task_waits_for_it(inside: Guard, sup
     assert inside._releases
 
 
-def test_a_teardown_behind_it_does_not_matter(inside: Guard, supervisor: Supervisor) -> None:
+def test_a_release_task_with_only_a_teardown_behind_it_is_skipped(
+    inside: Guard, supervisor: Supervisor
+) -> None:
     dag = a_dag()
     dag.get_task(RELEASE) >> EmptyOperator(task_id="outer_release", dag=dag).as_teardown()
     succeed({"lock.a": "success", **NOT_BEGUN}, dag=dag)
     assert supervisor.skipped == [(RELEASE, -1)]
 
 
-def test_if_airflow_skips_nothing_the_lock_is_released_all_the_same(
+def test_if_airflow_does_not_skip_the_task_the_lock_is_still_released(
     locks: LockClient, lease: Lease, inside: Guard, supervisor: Supervisor
 ) -> None:
     supervisor.failure = ConnectionError("no answer")
@@ -283,18 +290,18 @@ def test_if_airflow_skips_nothing_the_lock_is_released_all_the_same(
 
 
 class Airflow:
-    async def asend(self, question: Any) -> Any:
+    async def asend(self, request: Any) -> Any:
         return SimpleNamespace(task_states={"run": {"lock.release": "deferred"}})
 
     def send(self, message: Any) -> None:
-        """Airflow 3.0 sends here which values are secret."""
+        """Receive the names of secret values, which Airflow 3.0 sends."""
 
 
 @pytest.fixture(params=["on a worker", "in the triggerer"])
 def release(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, connection: None, xcoms: dict[Any, Any]
 ) -> Callable[[], None]:
-    """Runs the `release` task."""
+    """Return a function that runs the `release` task."""
 
     def on_a_worker() -> None:
         ti = SimpleNamespace(
@@ -321,7 +328,7 @@ def release(
     return lambda: asyncio.run(asyncio.wait_for(in_the_triggerer(), PATIENCE))
 
 
-def test_the_release_task_knows_a_lease_that_the_last_task_has_released(
+def test_the_release_task_recognizes_a_lease_that_the_last_task_has_released(
     locks: LockClient,
     lease: Lease,
     inside: Guard,
@@ -340,10 +347,10 @@ def test_the_release_task_knows_a_lease_that_the_last_task_has_released(
     assert holder(locks, successor)
 
 
-def test_the_release_task_releases_what_the_last_task_did_not_come_to_release(
+def test_the_release_task_releases_a_lease_that_the_last_task_did_not(
     locks: LockClient, lease: Lease, inside: Guard, release: Callable[[], None]
 ) -> None:
-    """Its process was killed after it had noted that it would. It is still inside, so the lease drains."""
+    """Its process was killed after it stored that it would release. It is still inside, so the lease drains."""
     succeed({"lock.a": "success"})
     inside._releases = False
     inside.leave()
@@ -353,7 +360,7 @@ def test_the_release_task_releases_what_the_last_task_did_not_come_to_release(
     assert holder(locks, lease) is None
 
 
-def test_the_release_task_knows_a_lease_that_the_last_task_drains(
+def test_the_release_task_recognizes_a_lease_that_the_last_task_drains(
     locks: LockClient,
     lease: Lease,
     inside: Guard,
@@ -374,7 +381,7 @@ def test_the_release_task_knows_a_lease_that_the_last_task_drains(
 @pytest.mark.parametrize(
     "failure", [LockUnavailableError("No answer.", maybe_applied=False), LockAccessError("Not allowed.")]
 )
-def test_a_record_that_cannot_be_read_is_no_sign_that_the_last_task_has_released(
+def test_a_record_that_cannot_be_read_does_not_count_as_released(
     locks: LockClient,
     lease: Lease,
     inside: Guard,
@@ -382,7 +389,7 @@ def test_a_record_that_cannot_be_read_is_no_sign_that_the_last_task_has_released
     monkeypatch: pytest.MonkeyPatch,
     failure: LockError,
 ) -> None:
-    succeed({"lock.a": "success"})  # … and its process was killed before it left
+    succeed({"lock.a": "success"})  # but its process was killed before it left
 
     def fail(*_: Any) -> None:
         raise failure
@@ -396,7 +403,7 @@ def test_a_record_that_cannot_be_read_is_no_sign_that_the_last_task_has_released
     assert found.draining
 
 
-def test_a_lease_that_was_lost_is_told_apart(
+def test_a_lost_lease_is_not_mistaken_for_a_released_one(
     locks: LockClient,
     lease: Lease,
     xcoms: dict[Any, Any],
@@ -424,7 +431,7 @@ def callbacks(dag: DAG, task_id: str) -> list[Any]:
 
 
 def releases(dag: DAG) -> set[str]:
-    """The tasks that ask whether they are the last."""
+    """Return the tasks that check whether they are the last."""
     return {
         each.task_id
         for each in dag.tasks
@@ -432,7 +439,7 @@ def releases(dag: DAG) -> set[str]:
     }
 
 
-def test_the_tasks_without_a_guarded_task_behind_them_ask_whether_they_are_the_last() -> None:
+def test_tasks_without_a_guarded_task_behind_them_check_whether_they_are_the_last() -> None:
     with DAG("dag") as dag:
         with DynamoLock("k") as lock:
             first = work.override(task_id="first")()
@@ -443,7 +450,7 @@ def test_the_tasks_without_a_guarded_task_behind_them_ask_whether_they_are_the_l
     assert callback == ReleaseIfLast(ACQUIRE, RELEASE, ("lock.first", "lock.b", "lock.c"), False)
 
 
-def test_callbacks_of_the_users_own_are_called_first_and_are_not_shared() -> None:
+def test_callbacks_of_the_user_are_called_first_and_are_not_shared() -> None:
     def own(context: Any) -> None: ...
 
     with (
@@ -470,7 +477,7 @@ def test_each_lock_of_nested_groups_has_its_own_last_task() -> None:
     assert set(callbacks(dag, "outer.b")[0].task_ids) == {"outer.inner.a", "outer.b"}
 
 
-def test_the_last_task_of_an_inner_group_may_be_that_of_the_outer_one() -> None:
+def test_the_last_task_of_an_inner_group_may_be_the_last_of_the_outer_one() -> None:
     with DAG("dag") as dag, DynamoLock("outer", group_id="outer"), DynamoLock("inner", group_id="inner"):
         work.override(task_id="a")()
     assert [each.acquire_task_id for each in callbacks(dag, "outer.inner.a")] == [
@@ -492,20 +499,20 @@ def test_in_a_mapped_group_each_map_index_has_its_own_last_task() -> None:
     assert callback.mapped
 
 
-def test_an_empty_task_does_not_get_a_worker_for_it() -> None:
+def test_an_empty_last_task_leaves_the_release_to_the_release_task() -> None:
     with DAG("dag") as dag, DynamoLock("k"):
         work() >> EmptyOperator(task_id="end")
     assert releases(dag) == set()
 
 
-def test_names_that_the_answer_cannot_tell_apart_leave_it_to_the_release_task() -> None:
+def test_ambiguous_task_ids_leave_the_release_to_the_release_task() -> None:
     with DAG("dag") as dag, DynamoLock("k"):
         work.override(task_id="a")()
         work.override(task_id="a_1")()
     assert releases(dag) == set()
 
 
-def test_so_do_too_many_tasks() -> None:
+def test_the_states_of_at_most_a_hundred_tasks_are_requested() -> None:
     assert task_states.can_tell_states([f"task{number}" for number in range(100)])
     assert not task_states.can_tell_states([f"task{number}" for number in range(101)])
 

@@ -1,4 +1,4 @@
-"""What tasks and triggers pass on to Airflow's metrics and traces."""
+"""Metrics and traces that tasks and triggers report to Airflow."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-def test_airflow_has_the_methods_that_are_called() -> None:
+def test_airflow_has_the_methods_that_the_package_calls() -> None:
     stats = versions.stats()
     assert all(callable(getattr(stats, name)) for name in ("incr", "timing", "gauge"))
 
 
 @pytest.mark.parametrize("place", ["triggerer", "worker"])
-def test_a_lock_that_is_acquired_is_counted_and_its_wait_is_a_span(
+def test_an_acquisition_is_counted_and_its_wait_is_a_span(
     key: str, stats: Stats, spans: InMemorySpanExporter, place: str
 ) -> None:
     if place == "triggerer":
@@ -82,7 +82,7 @@ def test_a_lock_that_is_acquired_is_counted_and_its_wait_is_a_span(
     assert span.status.is_ok or span.status.is_unset
 
 
-def test_a_wait_that_ends_in_time_is_counted_and_its_span_shows_the_error(
+def test_a_timeout_is_counted_and_its_span_shows_the_error(
     locks: LockClient, key: str, stats: Stats, spans: InMemorySpanExporter
 ) -> None:
     locks.acquire(key)
@@ -95,7 +95,7 @@ def test_a_wait_that_ends_in_time_is_counted_and_its_span_shows_the_error(
     assert span.events[0].name == "exception"
 
 
-def test_times_are_given_as_such_and_all_else_is_counted(stats: Stats) -> None:
+def test_times_are_timings_and_all_other_events_are_counted(stats: Stats) -> None:
     for name in ("held", "waited", "poll_cpu"):
         notify(name, "k", 1.5)
     for name in ("acquired", "reclaimed", "deadlocked", "removed", "released", "drained", "lost", "broken"):
@@ -118,20 +118,18 @@ def test_times_are_given_as_such_and_all_else_is_counted(stats: Stats) -> None:
     }
 
 
-def test_the_waiters_of_each_triggerer_are_a_metric_of_their_own(
-    stats: Stats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_triggerer_has_its_own_metric_of_waiters(stats: Stats, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "triggerer-1.svc:x")
     notify("waiting", value=3)
     assert stats.packets == [("dynamo_lock.waiting.triggerer-1_svc_x", 3)]
 
 
-def test_no_name_of_a_lock_is_part_of_a_metric(stats: Stats) -> None:
+def test_the_key_of_a_lock_is_not_part_of_a_metric(stats: Stats) -> None:
     notify("acquired", "a,key=with|signs")
     assert stats.packets == [("dynamo_lock.acquired", 1)]
 
 
-def test_an_error_of_airflows_metrics_harms_no_lock(
+def test_an_error_of_airflows_metrics_does_not_affect_the_lock(
     locks: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""`DynamoLockOperator` on its worker: with the lease that the trigger took, or without it."""
+"""`DynamoLockOperator` on its worker: with the lease that the trigger acquired, or without one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def context(**more: Any) -> Any:
     return {"ti": ti, "outlet_events": {}, **more}
 
 
-def test_it_works_under_the_lease_that_the_trigger_took_and_releases_it(locks: LockClient) -> None:
+def test_it_works_under_the_lease_of_the_trigger_and_releases_it(locks: LockClient) -> None:
     lease = locks.try_acquire("taken")
     assert lease
 
@@ -62,20 +62,20 @@ def test_it_works_under_the_lease_that_the_trigger_took_and_releases_it(locks: L
     assert not record.holders
 
 
-def test_its_leases_are_stored_for_the_locks_page_and_it_works_without_that(locks: LockClient) -> None:
+def test_its_leases_are_stored_for_the_locks_page_if_airflow_answers(locks: LockClient) -> None:
     stored: dict[str, Any] = {}
-    told = context()
-    told["ti"].xcom_push = lambda key, value: stored.update({key: value})
-    assert operator("stored", lambda: 5).execute(told) == 5
+    stored_context = context()
+    stored_context["ti"].xcom_push = lambda key, value: stored.update({key: value})
+    assert operator("stored", lambda: 5).execute(stored_context) == 5
     (lease,) = stored[LEASES_KEY]
     assert lease["key"] == "stored"
 
     def fail(**_: Any) -> None:
         raise ConnectionError("Airflow does not answer")
 
-    told = context()
-    told["ti"].xcom_push = fail
-    assert operator("stored", lambda: 6).execute(told) == 6
+    stored_context = context()
+    stored_context["ti"].xcom_push = fail
+    assert operator("stored", lambda: 6).execute(stored_context) == 6
 
 
 def test_it_releases_the_lock_when_the_callable_fails(locks: LockClient) -> None:
@@ -110,7 +110,7 @@ def test_a_fork_of_the_callable_does_not_release_the_lock(locks: LockClient) -> 
             os._exit(0)
 
 
-def test_it_waits_again_if_another_run_took_the_lock_before_it_started(locks: LockClient) -> None:
+def test_it_waits_again_if_another_run_took_the_lock_before_its_start(locks: LockClient) -> None:
     lease = locks.try_acquire("lost")
     assert lease
     locks.break_lock("lost", lease.lease_id)
@@ -126,7 +126,7 @@ def test_it_waits_again_if_another_run_took_the_lock_before_it_started(locks: Lo
     assert deferred.value.method_name == "execute_locked"
 
 
-def test_without_deferring_it_acquires_the_lock_again_on_its_worker_if_the_lease_was_lost_before_it_started(
+def test_without_deferring_it_acquires_the_lock_again_if_the_lease_was_lost_before_its_start(
     locks: LockClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[Lease] = []
@@ -153,13 +153,13 @@ def test_it_defers_at_once_if_the_lock_is_taken(locks: LockClient) -> None:
     assert deferred.value.method_name == "execute_locked"
 
 
-def test_a_keeper_on_a_worker_outlasts_a_failed_read(
+def test_a_heartbeat_task_on_a_worker_continues_after_a_failed_read(
     locks: LockClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = locks.try_acquire("kept")
     assert lease
     with DAG("dag"):
-        keeper = DynamoLockHeartbeatOperator(task_id="keep", acquire_task_id="acquire", deferrable=False)
+        heartbeat = DynamoLockHeartbeatOperator(task_id="keep", acquire_task_id="acquire", deferrable=False)
     reads: list[str] = []
 
     def get(client: LockClient, key: str) -> None:
@@ -171,6 +171,6 @@ def test_a_keeper_on_a_worker_outlasts_a_failed_read(
     monkeypatch.setattr(time, "sleep", lambda _: None)
     ti = SimpleNamespace(map_index=-1, xcom_pull=lambda **_: lease.as_dict())
 
-    keeper.execute({"ti": ti})  # type: ignore[typeddict-item]
+    heartbeat.execute({"ti": ti})  # type: ignore[typeddict-item]
 
     assert reads == ["kept", "kept"]

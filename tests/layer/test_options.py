@@ -1,7 +1,7 @@
-"""Every option of an acquire reaches every place that lists options.
+"""Every option of an acquire is known in every place that lists options.
 
-`AcquireOptions` is the list that counts. An option that is added there has to be added to each of the places below, or
-to the exceptions, with the reason. The same is checked for the options of the clients and the fields of the connection.
+`AcquireOptions` is the authoritative list. Add an option that is added there to each of the places below, or to
+the exceptions, with the reason. The tests check the options of the clients and the fields of the connection, too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CLAIM, ACQUIRE, HOLD = (set(each.__annotations__) for each in (ClaimOptions, Acq
 
 HELD = a_lease("held")
 
-#: For each option, arguments that give it another value than its default.
+#: Arguments that give an option another value than its default, by option.
 VALUES: Mapping[str, Mapping[str, Any]] = {
     "lease_id": {"lease_id": "mine"},
     "slots": {"slots": 2, "capacity": 3},
@@ -80,14 +80,14 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
 
 # -- deliberate exceptions, each with its reason ----------------------------------------------------------------------
 
-#: Options that a task does not give to its client.
+#: Options that a task does not pass to its client.
 NOT_IN_AIRFLOW = {
     "data": "tasks pass data by XCom",
     "reentrant": "each task instance is an owner of its own",
     "only_existing": "a DAG creates the locks that it uses",
     "poll_interval": "the tasks of a triggerer share one poller",
 }
-#: Options that a task gives to its client and its author does not choose.
+#: Options that a task passes to its client, but its author does not choose.
 NOT_IN_DAGS = {
     "lease_id": "the task instance's id (rule R7)",
     "owner": "the deployment's and the task's name",
@@ -97,14 +97,14 @@ NOT_IN_DAGS = {
     "on_position": "goes to the task's log",
     "holding": "the leases of the groups around the task",
 }
-#: Parameters of the group, and of the operators, that are no options of an acquire.
+#: Parameters of the group and of the operators that are not options of an acquire.
 ONLY_IN_DAGS = {"key", "on_timeout", "on_wait", "dynamo_lock_conn_id"}
 ONLY_IN_GROUP = {"heartbeat", "on_held", "group_id"}
 ONLY_IN_OPERATOR = {"deferrable"}
 
-#: Options that the sensor does not have. It takes nothing.
+#: Options that the sensor does not have. It acquires no lock.
 NOT_IN_SENSOR = {
-    "capacity": "the one that the lock has",
+    "capacity": "the lock has one",
     **dict.fromkeys(
         (
             "lease_id",
@@ -122,9 +122,9 @@ NOT_IN_SENSOR = {
     **dict.fromkeys(("fair", "priority", "on_position"), "describes a position in the queue"),
     "holding": "a sensor takes no part in the search for deadlocks",
     "only_existing": "a lock without a record is free",
-    "on_busy": "each look logs the holders",
+    "on_busy": "each poke logs the holders",
 }
-#: What the sensor calls an option, where that is not its name: every sensor has a `mode` and a `poke_interval`.
+#: Other names of options in the sensor: every sensor of Airflow has a `mode` and a `poke_interval`.
 IN_SENSOR = {"mode": "lock_mode", "poll_interval": "poke_interval"}
 
 #: Options that the commands `acquire` and `run` do not have.
@@ -133,7 +133,7 @@ NOT_IN_CLI = {
     "about": "`--owner` is enough for people",
     "attempt_of": "each call is an attempt of its own",
     "release_grace": "no other process enters the lease",
-    "min_hold": "left out on purpose: nothing limits the rate of commands by it yet",
+    "min_hold": "left out on purpose: no command needs a rate limit yet",
     "reentrant": "each call is a client of its own",
     "only_existing": "for programs that replace another library",
     "poll_interval": "one waiter polls at the usual interval",
@@ -141,24 +141,24 @@ NOT_IN_CLI = {
 }
 NOT_IN_RUN = {"data": "the command can describe itself"}
 
-#: Options that a lock of another library's format neither refuses nor ignores.
+#: Options that all formats support.
 IN_ALL_FORMATS = {"lease_id", "lease", "release_grace", "owner", "about", "attempt_of", "only_existing"}
-#: … and those that it accepts although it has no use for them.
+#: Options that foreign formats accept, but ignore.
 IGNORED_IN_OTHER_FORMATS = {
-    "fair": "waiters without a queue: unfair is all that there is",
-    "reentrant": "the client's own count",
+    "fair": "without a queue, all waiters are unfair",
+    "reentrant": "counted in the client",
 }
 
-#: Options of a claim that the claim itself does not show.
-NOT_IN_CLAIM = {"reentrant": "the client's own count of the leases that it has given out"}
+#: Options of a claim that are not in the claim itself.
+NOT_IN_CLAIM = {"reentrant": "counted in the client"}
 
-#: Options of the clients that a connection does not give them.
+#: Options of the clients that do not come from a connection.
 NOT_IN_CONNECTION = {
-    "client": "made from the connection's other fields",
+    "client": "created from other fields of the connection",
     "owner": "each task has its own",
-    "heartbeat": "each keeper has its own",
+    "heartbeat": "each heartbeat task has its own",
     "release_grace": "each task has its own",
-    "max_clock_skew": "the clocks are AWS's, and the same for everybody",
+    "max_clock_skew": "the clocks of AWS are the same for all clients",
     "streams": "only triggerers read the stream",
 }
 
@@ -166,7 +166,7 @@ NOT_IN_CONNECTION = {
 # -- the places -------------------------------------------------------------------------------------------------------
 
 
-def test_the_lists_here_are_of_options_that_there_are() -> None:
+def test_the_lists_here_name_existing_options() -> None:
     assert VALUES.keys() == ACQUIRE
     exceptions = (NOT_IN_AIRFLOW, NOT_IN_DAGS, NOT_IN_SENSOR, NOT_IN_CLI, NOT_IN_RUN, IN_SENSOR)
     for each in (
@@ -182,7 +182,7 @@ def test_the_lists_here_are_of_options_that_there_are() -> None:
 
 
 def parameters(called: Callable[..., Any]) -> set[str]:
-    """The names of its parameters that have one."""
+    """Return the names of the parameters, except `self`, `*args` and `**kwargs`."""
     return {
         name
         for name, each in inspect.signature(called).parameters.items()
@@ -191,7 +191,7 @@ def parameters(called: Callable[..., Any]) -> set[str]:
 
 
 def described(documented: Any) -> set[str]:
-    """The parameters that a docstring describes."""
+    """Return the parameters that a docstring describes."""
     return set(re.findall(r"^ *:param (\w+):", documented.__doc__, re.MULTILINE))
 
 
@@ -200,29 +200,29 @@ def a_core() -> ClientCore:
 
 
 @pytest.mark.parametrize("name", sorted(CLAIM - NOT_IN_CLAIM.keys()))
-def test_the_claim_has_it(name: str) -> None:
+def test_an_option_reaches_the_claim(name: str) -> None:
     (usual,) = a_core().claims.of("k", {"lease_id": "usual"})
     (claim,) = a_core().claims.of("k", {"lease_id": "usual", **VALUES[name]})  # type: ignore[typeddict-item]
     assert claim != usual
 
 
-#: Options that the record does not show.
+#: Options that are not in the record.
 NOT_IN_RECORD = {
     "lease_id": "the key of the holder",
-    "fair": "counts while the claim waits",
+    "fair": "only for the wait",
     "priority": "in the waiter's item",
-    "reentrant": "the client's own count of the leases that it has given out",
+    "reentrant": "counted in the client",
     "only_existing": "a condition of the first write",
 }
-#: … and those that the record's JSON does not show.
+#: Options that are not in the JSON of the record.
 NOT_IN_JSON = {
-    "release_grace": "a draining holder has it as its lease",
-    "min_hold": "a holder that cools down is draining",
+    "release_grace": "shown as the lease of a draining holder",
+    "min_hold": "shown as draining while it cools down",
 }
 
 
 def stored(**options: Any) -> LockRecord:
-    """The record of a lock that was acquired with these options, without what differs between two grants."""
+    """Return the record of a lock acquired with these options, without values that differ between grants."""
     locks = LockClient(SimulatedClient(), table="locks", owner="me")
     locks.try_acquire("k", **({"lease_id": "mine"} | options))
     record = locks.get("k")
@@ -233,41 +233,41 @@ def stored(**options: Any) -> LockRecord:
 
 
 @pytest.mark.parametrize("name", sorted(CLAIM - NOT_IN_RECORD.keys()))
-def test_the_record_has_it(name: str) -> None:
+def test_an_option_reaches_the_record(name: str) -> None:
     usual, record = stored(), stored(**VALUES[name])
     assert record != usual
     assert (record.as_dict() != usual.as_dict()) is (name not in NOT_IN_JSON)
 
 
-class Asked(LockError):
-    """What reached the client, or the protocol: raised instead of going on."""
+class Captured(LockError):
+    """The options that reached the client or the protocol, raised as an error."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__("asked")
+        super().__init__("captured")
         self.options = options
 
 
 @pytest.mark.parametrize("kind", [LockClient, AsyncLockClient])
 @pytest.mark.parametrize("name", sorted(ACQUIRE - CLAIM))
-async def test_both_clients_pass_it_on(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_clients_pass_an_option_on(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def acquire_all(self: Acquiring, claims: Any, **options: Any) -> Iterator[Any]:
-        raise Asked(**options)
+        raise Captured(**options)
         yield
 
     monkeypatch.setattr(Acquiring, "acquire_all", acquire_all)
-    monkeypatch.setattr(session, "monotonic", lambda: 0.0)  # or a moment of the timeout has passed
+    monkeypatch.setattr(session, "monotonic", lambda: 0.0)  # otherwise some of the timeout has passed
 
     async def acquire() -> None:
         found = kind(None, table="locks").acquire("k", **VALUES[name])
         if inspect.isawaitable(found):
             await found
 
-    with pytest.raises(Asked) as asked:
+    with pytest.raises(Captured) as captured:
         await acquire()
-    assert VALUES[name].items() <= asked.value.options.items()
+    assert VALUES[name].items() <= captured.value.options.items()
 
 
-def test_the_methods_of_both_clients_name_them() -> None:
+def test_the_methods_of_both_clients_have_all_options() -> None:
     for kind in (LockClient, AsyncLockClient):
         assert parameters(kind.acquire) == {"key"} | ACQUIRE - CLAIM
         assert parameters(kind._lock) == {"key"} | HOLD - ACQUIRE
@@ -286,7 +286,7 @@ def test_each_option_has_a_comment_that_describes_it(options: type) -> None:
 
 @pytest.mark.parametrize("format", [each for each in FORMATS if each != NATIVE])
 @pytest.mark.parametrize("name", sorted(CLAIM - IN_ALL_FORMATS - IGNORED_IN_OTHER_FORMATS.keys()))
-def test_another_format_refuses_what_it_cannot_do(name: str, format: str) -> None:
+def test_a_foreign_format_refuses_options_that_it_does_not_support(name: str, format: str) -> None:
     of_format = ClientCore("locks", "me", 30.0, None, 15.0, 10.0, format)
     with pytest.raises(LockValueError, match=r"cannot|keeps bytes"):
         of_format.claims.of("k", VALUES[name])  # type: ignore[arg-type]
@@ -308,7 +308,7 @@ def decorated(**arguments: Any) -> Any:
     return made().operator
 
 
-TAKERS: Mapping[str, Callable[..., Any]] = {
+OPERATORS: Mapping[str, Callable[..., Any]] = {
     "DynamoLock": grouped,
     "DynamoLockAcquireOperator": lambda **given: DynamoLockAcquireOperator(task_id="a", **given),
     "DynamoLockOperator": lambda **given: DynamoLockOperator(task_id="a", python_callable=print, **given),
@@ -317,31 +317,31 @@ TAKERS: Mapping[str, Callable[..., Any]] = {
 IN_DAGS = ACQUIRE - NOT_IN_AIRFLOW.keys() - NOT_IN_DAGS.keys()
 
 
-@pytest.fixture(params=TAKERS)
-def take(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Makes an operator that takes a lock."""
+@pytest.fixture(params=OPERATORS)
+def create(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Return a function that creates an operator that acquires a lock."""
 
     def make(**arguments: Any) -> Any:
         with DAG("dag"):
-            return TAKERS[request.param](key="k", **arguments)
+            return OPERATORS[request.param](key="k", **arguments)
 
     return make
 
 
-def again(trigger: Any) -> Any:
-    """A trigger as Airflow makes it in the triggerer."""
+def recreated(trigger: Any) -> Any:
+    """Return a trigger as Airflow recreates it in the triggerer."""
     _, arguments = trigger.serialize()
     return type(trigger)(**arguments)
 
 
 class Client:
-    """A client that raises what it is asked."""
+    """A client that raises the options of each call."""
 
     def acquire(self, keys: Any, **options: Any) -> Any:
-        raise Asked(**options)
+        raise Captured(**options)
 
     def look(self, key: str, **options: Any) -> Any:
-        raise Asked(**options)
+        raise Captured(**options)
 
     wait = look
 
@@ -351,44 +351,44 @@ TI: Any = SimpleNamespace(
 )
 
 
-async def asked_on_worker(operator: Any) -> Mapping[str, Any]:
-    """What the client is asked by an operator on a worker."""
+async def options_on_worker(operator: Any) -> Mapping[str, Any]:
+    """Return the options that an operator on a worker passes to the client."""
     wanted = lock_options.Wanted.of(operator)
-    with pytest.raises(Asked) as asked:
+    with pytest.raises(Captured) as captured:
         operator._wait_here(Client(), wanted, lock_options.claim_options(TI, LockSettings(), wanted))
-    return asked.value.options
+    return captured.value.options
 
 
-async def asked_in_triggerer(operator: Any) -> Mapping[str, Any]:
-    """What the client is asked by an operator's trigger."""
-    trigger = again(DynamoLockAcquireTrigger(**operator._trigger_arguments()))
+async def options_in_triggerer(operator: Any) -> Mapping[str, Any]:
+    """Return the options that the trigger of an operator passes to the client."""
+    trigger = recreated(DynamoLockAcquireTrigger(**operator._trigger_arguments()))
     wanted = lock_options.Wanted.of(trigger)
-    with pytest.raises(Asked) as asked:
+    with pytest.raises(Captured) as captured:
         await trigger._acquire(Client(), wanted, lock_options.claim_options(TI, LockSettings(), wanted))
-    return asked.value.options
+    return captured.value.options
 
 
-@pytest.mark.parametrize("asked_of", [asked_on_worker, asked_in_triggerer])
+@pytest.mark.parametrize("options_of", [options_on_worker, options_in_triggerer])
 @pytest.mark.parametrize("name", sorted(IN_DAGS))
-async def test_what_a_dag_says_reaches_the_client(
-    take: Callable[..., Any], name: str, asked_of: Callable[..., Any]
+async def test_an_option_in_a_dag_reaches_the_client(
+    create: Callable[..., Any], name: str, options_of: Callable[..., Any]
 ) -> None:
-    asked = await asked_of(take(**VALUES[name]))
-    assert asked.keys() == ACQUIRE - NOT_IN_AIRFLOW.keys()
-    assert VALUES[name].items() <= asked.items()
+    captured = await options_of(create(**VALUES[name]))
+    assert captured.keys() == ACQUIRE - NOT_IN_AIRFLOW.keys()
+    assert VALUES[name].items() <= captured.items()
 
 
-def test_what_a_dag_says_may_be_a_template_and_starts_in_the_triggerer(take: Callable[..., Any]) -> None:
-    operator = take()
+def test_an_option_in_a_dag_may_be_a_template_and_reaches_the_trigger(create: Callable[..., Any]) -> None:
+    operator = create()
     assert set(operator.template_fields) >= {"key", "dynamo_lock_conn_id"} | IN_DAGS
-    # `on_wait` is no template, and is handed over only if there is one (test_alerts.py).
+    # `on_wait` is not a template, and is passed on only if it is set (test_alerts.py).
     assert set(operator._trigger_arguments()) - {"resume"} == (ONLY_IN_DAGS | IN_DAGS) - {"on_wait"}
     assert set(DynamoLockAcquireTrigger.arguments) >= ONLY_IN_DAGS | IN_DAGS
     assert lock_options.PARAMETERS.keys() == {"key"} | IN_DAGS
     assert LockSpec.__annotations__.keys() == LockOptions.__annotations__.keys() == IN_DAGS - {"timeout"}
 
 
-def test_what_a_dag_says_is_a_parameter_and_documented() -> None:
+def test_an_option_in_a_dag_is_a_documented_parameter() -> None:
     group, operator = parameters(DynamoLock), parameters(Acquires)
     assert group == ONLY_IN_DAGS | ONLY_IN_GROUP | IN_DAGS == described(DynamoLock) - {"kwargs"}
     assert operator == ONLY_IN_DAGS | ONLY_IN_OPERATOR | IN_DAGS == described(DynamoLockAcquireOperator)
@@ -403,7 +403,7 @@ def test_what_a_dag_says_is_a_parameter_and_documented() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ACQUIRE - NOT_IN_SENSOR.keys()))
-async def test_what_a_sensor_wants_reaches_the_client(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_option_of_a_sensor_reaches_the_client(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wants = {option: value for option, value in VALUES[name].items() if option not in NOT_IN_SENSOR}
     with DAG("dag"):
         sensor = DynamoLockSensor(
@@ -416,13 +416,13 @@ async def test_what_a_sensor_wants_reaches_the_client(name: str, monkeypatch: py
 
     monkeypatch.setattr("airflow_dynamo_lock.airflow.hooks.DynamoLockHook.async_client", async_client)
     monkeypatch.setattr("airflow_dynamo_lock.airflow.hooks.DynamoLockHook.get_conn", lambda _: Client())
-    with pytest.raises(Asked) as waits:
-        await again(DynamoLockSensorTrigger(**sensor._trigger_arguments())).work()
+    with pytest.raises(Captured) as waits:
+        await recreated(DynamoLockSensorTrigger(**sensor._trigger_arguments())).work()
     assert (
         waits.value.options.keys() == ACQUIRE - NOT_IN_SENSOR.keys() == parameters(LockClient.wait) - {"key"}
     )
     assert wants.items() <= waits.value.options.items()
-    with pytest.raises(Asked) as looks:
+    with pytest.raises(Captured) as looks:
         sensor.poke({})
     assert looks.value.options.keys() == parameters(LockClient.look) - {"key"}
     assert all(looks.value.options.get(option, value) == value for option, value in wants.items())
@@ -452,23 +452,23 @@ ARGUMENTS = {
 @pytest.mark.parametrize(
     ("command", "name"), [(each, name) for each, names in COMMANDS.items() for name in sorted(names)]
 )
-def test_what_a_command_says_reaches_the_client(
+def test_an_option_of_a_command_reaches_the_client(
     command: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Mapping[str, Any]] = []
+    captured: list[Mapping[str, Any]] = []
 
     class Locks:
         def __init__(self, **options: Any) -> None:
             self.options = options
 
         def acquire(self, key: str, **options: Any) -> Any:
-            asked.append(self.options | options)
-            raise Asked
+            captured.append(self.options | options)
+            raise Captured
 
     monkeypatch.setattr(Settings, "locks", lambda self, **options: Locks(**options))
     after = ["--", "true"] if command == "run" else []
     assert run_command([command, "k", *ARGUMENTS[name], *after]) == 1
-    (options,) = asked
+    (options,) = captured
     assert options.keys() == COMMANDS[command]
     assert name in ("on_position", "holding") or VALUES[name].items() <= options.items()
 
@@ -477,7 +477,7 @@ def test_what_a_command_says_reaches_the_client(
 
 
 @pytest.mark.parametrize("kind", [sync_client.LockClient, async_client.AsyncLockClient])
-def test_a_client_gives_its_core_all_that_it_is_given(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_passes_all_options_to_its_core(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parameters(kind) == {"client"} | parameters(ClientCore)
     assert described(LockClient) == parameters(LockClient)
     bound: list[Mapping[str, Any]] = []
@@ -504,7 +504,7 @@ def test_a_connection_has_a_field_for_each_setting() -> None:
     assert {code(row[0])[0] for row in table(DOCS / "configuration.md", "The connection")} == FIELDS.keys()
 
 
-def test_a_connection_gives_the_clients_all_but_what_each_task_says() -> None:
+def test_a_connection_has_all_client_options_that_tasks_do_not_set() -> None:
     assert LockSettings().client_options.keys() == parameters(LockClient) - NOT_IN_CONNECTION.keys()
     for name, value in LockSettings(**{n: f"the {n}" for n in ("table", "format")}).client_options.items():  # type: ignore[arg-type]
         assert value == getattr(

@@ -1,4 +1,4 @@
-"""What triggers do not do again: look up a connection and create a client that their process has."""
+"""Triggers share connections and clients: they do not look up or create one that their process has."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ LOCK, AWS = "dynamo_lock_default", "aws_default"
 
 
 class Airflow:
-    """Answers the triggers.
+    """Answers the requests of triggers.
 
-    :ivar asked: what was asked: a look-up by the id of the connection, a request by its type, an XCom by its key.
-    :ivar created: the number of sessions of the SDK that were created.
-    :ivar now: the time by which look-ups expire, in seconds.
+    :ivar requests: names of the requests: id of a connection that is looked up, type of a request, key of an XCom.
+    :ivar created: number of SDK sessions that were created.
+    :ivar now: time by which look-ups expire, in seconds.
     :ivar xcoms: the stored XComs, by key.
     """
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.created = 0
         self.now = 1000.0
         self.xcoms: dict[str, Any] = {}
 
     def take(self) -> list[str]:
-        """What was asked since the last call."""
-        asked, self.asked = self.asked, []
-        return sorted(asked)
+        """Return the requests since the last call."""
+        requests, self.requests = self.requests, []
+        return sorted(requests)
 
-    async def asend(self, question: Any) -> Any:
-        if type(question).__name__ != "MaskSecret":
-            self.asked.append(type(question).__name__)
+    async def asend(self, request: Any) -> Any:
+        if type(request).__name__ != "MaskSecret":
+            self.requests.append(type(request).__name__)
         return SimpleNamespace(
-            task_states={"run": dict.fromkeys(getattr(question, "task_ids", ()), "deferred")}
+            task_states={"run": dict.fromkeys(getattr(request, "task_ids", ()), "deferred")}
         )
 
-    def send(self, question: Any) -> ErrorResponse | None:
-        """Answer a request of the synchronous kind: there is no connection but those of the environment."""
-        is_connection = isinstance(question, GetConnection)
+    def send(self, request: Any) -> ErrorResponse | None:
+        """Answer a synchronous request: there are no connections except those of the environment."""
+        is_connection = isinstance(request, GetConnection)
         return ErrorResponse(error=ErrorType.CONNECTION_NOT_FOUND) if is_connection else None
 
 
@@ -68,7 +68,7 @@ def airflow(monkeypatch: pytest.MonkeyPatch, connection: None) -> Airflow:
     get_connection, get_session = BaseHook.get_connection, AwsBaseHook.get_session
 
     def look_up(conn_id: str) -> Any:
-        airflow.asked.append(conn_id)
+        airflow.requests.append(conn_id)
         return get_connection(conn_id)
 
     def create(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def airflow(monkeypatch: pytest.MonkeyPatch, connection: None) -> Airflow:
         return get_session(*args, **kwargs)
 
     def store(*, key: str, value: Any, **_: Any) -> None:
-        airflow.asked.append(f"XCom {key}")
+        airflow.requests.append(f"XCom {key}")
         airflow.xcoms[key] = value
 
     monkeypatch.setattr(BaseHook, "get_connection", staticmethod(look_up))
@@ -95,7 +95,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, **extra: Any) -> None:
 
 
 async def run(trigger: LockTrigger) -> list[str]:
-    """Run a trigger as Airflow does. Returns the types of its events."""
+    """Run a trigger as Airflow does, and return the types of its events."""
     trigger.task_instance = SimpleNamespace(  # type: ignore[assignment]
         id=uuid.uuid4(),
         dag_id="dag",
@@ -115,7 +115,7 @@ async def client_of(conn_id: str = LOCK) -> Any:
         return client
 
 
-async def test_a_trigger_asks_only_for_its_state_if_its_process_has_a_client(airflow: Airflow) -> None:
+async def test_a_trigger_requests_only_its_state_if_its_process_has_a_client(airflow: Airflow) -> None:
     assert await run(DynamoLockAcquireTrigger(key="first")) == ["TaskSuccessEvent"]
     assert {LOCK, AWS} < set(airflow.take())
     assert airflow.created == 1
@@ -131,16 +131,16 @@ async def test_triggers_that_start_together_look_up_the_connection_once(airflow:
     clients = await asyncio.gather(*(client_of() for _ in range(100)))
 
     assert len(set(clients)) == 1
-    assert airflow.asked.count(LOCK) == airflow.created == 1
+    assert airflow.requests.count(LOCK) == airflow.created == 1
 
 
-async def test_a_trigger_that_is_cancelled_takes_the_look_up_from_no_other(airflow: Airflow) -> None:
+async def test_a_cancelled_trigger_does_not_cancel_the_look_up_for_others(airflow: Airflow) -> None:
     cancelled, other = (asyncio.ensure_future(client_of()) for _ in range(2))
     await asyncio.sleep(0)
     cancelled.cancel()
 
     assert await asyncio.wait_for(other, PATIENCE)
-    assert airflow.asked.count(LOCK) == 1
+    assert airflow.requests.count(LOCK) == 1
 
 
 @pytest.mark.parametrize("change", ["table", "credentials", "nothing"])
@@ -184,20 +184,20 @@ async def test_a_connection_that_was_not_valid_is_looked_up_again(
     assert await client_of()
 
 
-async def test_a_client_that_is_denied_access_is_given_to_no_further_trigger(airflow: Airflow) -> None:
+async def test_a_client_that_is_denied_access_is_not_shared_any_further(airflow: Airflow) -> None:
     before = await client_of()
     async with DynamoLockHook().async_client() as (present, _):
         with pytest.raises(LockAccessError):
             async with DynamoLockHook().async_client():
                 raise LockAccessError("The credentials have expired.")
         after = await client_of()
-        assert await present.get("never used") is None, "those that use it may go on with it"
+        assert await present.get("never used") is None, "triggers that use the client may continue to use it"
 
     assert present is before is not after
     assert await client_of() is after
 
 
-async def test_a_client_that_was_retired_does_not_remove_its_successor(
+async def test_a_retired_client_does_not_remove_its_successor(
     airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "IDLE_SECONDS", 0.0)
@@ -211,7 +211,7 @@ async def test_a_client_that_was_retired_does_not_remove_its_successor(
             assert await client_of() is after is not before
 
 
-async def test_a_link_that_cannot_be_stored_is_no_reason_to_fail(
+async def test_a_link_that_cannot_be_stored_is_not_an_error(
     airflow: Airflow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def store(*, key: str, **_: Any) -> None:
@@ -231,16 +231,16 @@ async def test_the_link_is_stored_before_the_wait_or_after_the_result(
     held = locks.acquire("waits")
     waiting = asyncio.ensure_future(run(DynamoLockAcquireTrigger(key="waits")))
     async with asyncio.timeout(PATIENCE):
-        while LINK_KEY not in airflow.xcoms:  # noqa: ASYNC110 - nothing else tells
+        while LINK_KEY not in airflow.xcoms:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
     assert not waiting.done()
     await asyncio.to_thread(locks.release, held)
     await asyncio.wait_for(waiting, PATIENCE)
-    assert [each for each in airflow.asked if "XCom" in each] == [f"XCom {LINK_KEY}", "XCom return_value"]
+    assert [each for each in airflow.requests if "XCom" in each] == [f"XCom {LINK_KEY}", "XCom return_value"]
     airflow.take()
 
     await run(DynamoLockAcquireTrigger(key="waits not"))
-    assert [each for each in airflow.asked if "XCom" in each] == ["XCom return_value", f"XCom {LINK_KEY}"]
+    assert [each for each in airflow.requests if "XCom" in each] == ["XCom return_value", f"XCom {LINK_KEY}"]
 
 
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
@@ -262,12 +262,12 @@ async def test_a_trigger_logs_its_time_line_if_its_logger_is_enabled_for_that(
 async def test_a_release_wakes_the_next_waiter_of_its_process_without_a_poll(
     airflow: Airflow, locks: LockClient
 ) -> None:
-    """The queue decides who is next, so this is not unfair."""
+    """The queue decides which waiter is next, so this is fair."""
     await run(DynamoLockAcquireTrigger(key="own waiter"))
     async with DynamoLockHook().async_client() as (client, _):
         waiting = asyncio.ensure_future(client.acquire("own waiter", poll_interval=10 * PATIENCE))
         async with asyncio.timeout(PATIENCE):
-            while not client._core.poller.waiters:  # noqa: ASYNC110 - nothing else tells
+            while not client._core.poller.waiters:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.01)
 
         await run(DynamoLockReleaseTrigger("acquire"))

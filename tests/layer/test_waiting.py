@@ -1,4 +1,4 @@
-"""What a task says of the lock that it wants, and what it is told while it waits: in the triggerer and on a worker."""
+"""Waiting tasks, in the triggerer and on a worker: the options of their claims, and the positions that they log."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from deployments.patience import PATIENCE, wait_until
 
 pytestmark = pytest.mark.usefixtures("connection")
 
-#: The task that a line is logged for, as Airflow's triggerer knows it.
-TASK: ContextVar[str] = ContextVar("TASK", default="nobody's")
+#: The task for which a line is logged, as in Airflow's triggerer.
+TASK: ContextVar[str] = ContextVar("TASK", default="no task")
 
 
-class Told(logging.Handler):
-    """Collects who is told what of waiting."""
+class WaitingLog(logging.Handler):
+    """Collects the lines that waiting tasks log, with their tasks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,26 +56,26 @@ class Told(logging.Handler):
                 self.lines.append((TASK.get(), message))
                 self._more.notify_all()
 
-    def until(self, what: str, task: str | None = None) -> None:
-        """Wait until a line with that in it was told, to that task if one is named."""
+    def until(self, text: str, task: str | None = None) -> None:
+        """Wait until a line with a text was logged, for a given task or any."""
         with self._more:
             assert self._more.wait_for(
-                lambda: any(what in text and task in (None, who) for who, text in self.lines), 30
+                lambda: any(text in line and task in (None, of) for of, line in self.lines), 30
             ), self.lines
 
-    def to(self, task: str) -> list[str]:
-        """What it was told of its place."""
-        return [text.partition(": ")[2] for who, text in self.lines if who == task and ": " in text]
+    def positions(self, task: str) -> list[str]:
+        """Return the positions that were logged for a task."""
+        return [line.partition(": ")[2] for of, line in self.lines if of == task and ": " in line]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """What tasks log, on a worker and in the triggerer."""
-    log, told = logging.Logger("tasks", logging.INFO), Told()
-    log.addHandler(told)
+def waiting_log(monkeypatch: pytest.MonkeyPatch) -> WaitingLog:
+    """Collect the lines that tasks log, on a worker and in the triggerer."""
+    log, waiting_log = logging.Logger("tasks", logging.INFO), WaitingLog()
+    log.addHandler(waiting_log)
     for kind in (DynamoLockAcquireOperator, LockTrigger):
         monkeypatch.setattr(kind, "log", log, raising=False)
-    return told
+    return waiting_log
 
 
 @pytest.fixture
@@ -104,11 +104,11 @@ def task_instance(task_id: str) -> Any:
 
 
 def on_a_worker(key: str, task_id: str = "waits", **arguments: Any) -> Callable[[], Lease]:
-    """The `execute` of an acquire that waits on its worker."""
+    """Return the `execute` of an acquire that waits on its worker."""
     with DAG("dag"):
         operator = DynamoLockAcquireOperator(task_id=task_id, key=key, deferrable=False, **arguments)
     context: Any = {"ti": task_instance(task_id)}
-    # Airflow warns of an execute that it has not called itself.
+    # Airflow warns if it has not called an `execute` itself.
     return lambda: Lease.from_dict(type(operator).execute.__wrapped__(operator, context))  # type: ignore[attr-defined]
 
 
@@ -129,10 +129,10 @@ def holders(locks: LockClient, key: str) -> list[Any]:
     return list(record.holders.values())
 
 
-# -- what it wants ----------------------------------------------------------------------------------------------------
+# -- options of a claim -----------------------------------------------------------------------------------------------
 
 
-def test_what_templates_render_to_is_understood() -> None:
+def test_rendered_templates_are_converted() -> None:
     rendered = {
         "key": "k",
         "slots": "2",
@@ -152,7 +152,7 @@ def test_what_templates_render_to_is_understood() -> None:
     assert wanted.spec.fair is False
 
 
-def test_a_trigger_that_an_earlier_version_has_stored_waits_as_it_did() -> None:
+def test_a_trigger_that_an_earlier_version_has_stored_waits_as_before() -> None:
     stored: dict[str, Any] = {
         "key": "k",
         "lease": None,
@@ -171,7 +171,7 @@ def test_a_trigger_that_an_earlier_version_has_stored_waits_as_it_did() -> None:
     assert DynamoLockAcquireTrigger(**arguments).serialize()[1] == arguments
 
 
-def test_those_who_share_hold_it_together_and_exclude_the_others(locks: LockClient, key: str) -> None:
+def test_shared_holders_exclude_exclusive_ones(locks: LockClient, key: str) -> None:
     first, second = on_a_worker(key, "first", mode="shared")(), on_a_worker(key, "second", mode="shared")()
 
     assert {first.lease_id, second.lease_id} == {each.lease_id for each in holders(locks, key)}
@@ -181,12 +181,14 @@ def test_those_who_share_hold_it_together_and_exclude_the_others(locks: LockClie
     assert locks.try_acquire(key)
 
 
-async def test_what_it_wants_reaches_the_record_and_the_line(locks: LockClient, key: str, told: Told) -> None:
+async def test_options_of_a_claim_reach_the_record_and_the_queue(
+    locks: LockClient, key: str, waiting_log: WaitingLog
+) -> None:
     blocker = await asyncio.to_thread(locks.try_acquire, key)
     assert blocker
     trigger = in_the_triggerer(key, priority="7", min_hold=60, timeout=30)
     waiting = asyncio.ensure_future(result_of(trigger))
-    await asyncio.to_thread(told.until, "1st of 1")
+    await asyncio.to_thread(waiting_log.until, "1st of 1")
     (waiter,) = await asyncio.to_thread(locks.waiters, key)
     await asyncio.to_thread(locks.release, blocker)
     await waiting
@@ -196,12 +198,12 @@ async def test_what_it_wants_reaches_the_record_and_the_line(locks: LockClient, 
     assert holder.hold_until_ms == pytest.approx(holder.acquired_at_ms + 60_000, abs=5000)
 
 
-async def test_who_is_not_fair_overtakes(locks: LockClient, key: str, told: Told) -> None:
+async def test_an_unfair_task_overtakes(locks: LockClient, key: str, waiting_log: WaitingLog) -> None:
     blocker = await asyncio.to_thread(locks.try_acquire, key)
     assert blocker
     waiting = asyncio.ensure_future(result_of(in_the_triggerer(key)))
-    await asyncio.to_thread(told.until, "1st of 1")
-    # In the triggerer's loop itself, so that who waits there cannot look between the two.
+    await asyncio.to_thread(waiting_log.until, "1st of 1")
+    # In the triggerer's own loop, so that the waiter there cannot read the lock between the two.
     locks.release(blocker)
     overtaking = on_a_worker(key, "overtakes", fair=False, timeout=0)()
     await asyncio.to_thread(locks.release, overtaking)
@@ -210,9 +212,7 @@ async def test_who_is_not_fair_overtakes(locks: LockClient, key: str, told: Told
 
 
 @pytest.mark.parametrize("lock_mode", ["shared", "exclusive"])
-async def test_a_sensor_waits_for_the_mode_that_it_is_told(
-    locks: LockClient, key: str, lock_mode: Any
-) -> None:
+async def test_a_sensor_waits_for_its_lock_mode(locks: LockClient, key: str, lock_mode: Any) -> None:
     assert await asyncio.to_thread(lambda: locks.try_acquire(key, mode="shared"))
     with DAG("dag"):
         sensor = DynamoLockSensor(task_id="sees", key=key, lock_mode=lock_mode, timeout=0.1)
@@ -222,51 +222,53 @@ async def test_a_sensor_waits_for_the_mode_that_it_is_told(
     assert type(event).__name__ == ("TaskSuccessEvent" if lock_mode == "shared" else "TaskFailedEvent")
 
 
-# -- what it is told --------------------------------------------------------------------------------------------------
+# -- logged positions -------------------------------------------------------------------------------------------------
 
 
-async def test_each_waiting_task_is_told_its_place_in_its_own_log(
-    locks: LockClient, key: str, told: Told
+async def test_each_waiting_task_logs_its_position_in_its_own_log(
+    locks: LockClient, key: str, waiting_log: WaitingLog
 ) -> None:
-    """In one triggerer all share one poller, which belongs to the task that came first."""
+    """In a triggerer, all tasks share one poller, which the first task has started."""
     await asyncio.to_thread(make_usual, locks, key, hold=timedelta(hours=8))
     blocker = await asyncio.to_thread(locks.try_acquire, key)
     assert blocker
     first = asyncio.ensure_future(result_of(in_the_triggerer(key, "first"), "first"))
-    await asyncio.to_thread(told.until, "1st of 1", "first")
+    await asyncio.to_thread(waiting_log.until, "1st of 1", "first")
     second = asyncio.ensure_future(result_of(in_the_triggerer(key, "second"), "second"))
-    await asyncio.to_thread(told.until, "2nd of 2", "second")
+    await asyncio.to_thread(waiting_log.until, "2nd of 2", "second")
     await asyncio.to_thread(locks.release, blocker)
     lease = await asyncio.wait_for(first, PATIENCE)
-    await asyncio.to_thread(told.until, "1st of 1", "second")
+    await asyncio.to_thread(waiting_log.until, "1st of 1", "second")
     await asyncio.to_thread(locks.release, Lease.from_dict(lease))
     await asyncio.wait_for(second, PATIENCE)
 
-    assert told.to("first") == ["1st of 1, about 8 h."]
-    # The blocker's lease of a few seconds has made the mean an eighth smaller.
-    assert told.to("second") == [
+    assert waiting_log.positions("first") == ["1st of 1, about 8 h."]
+    # The short lease of the blocker has reduced the mean by an eighth.
+    assert waiting_log.positions("second") == [
         "2nd of 2, about 16 h, behind airflow/dag/run/first.",
         "1st of 1, about 7 h.",
     ]
-    assert told.to("nobody's") == []
+    assert waiting_log.positions("no task") == []
 
 
-def test_on_a_worker_too(locks: LockClient, key: str, told: Told) -> None:
+def test_a_task_on_a_worker_logs_its_position(locks: LockClient, key: str, waiting_log: WaitingLog) -> None:
     blocker = locks.try_acquire(key)
     assert blocker
-    got: list[Lease] = []
-    waiting = threading.Thread(target=lambda: got.append(on_a_worker(key)()), daemon=True)
+    acquired: list[Lease] = []
+    waiting = threading.Thread(target=lambda: acquired.append(on_a_worker(key)()), daemon=True)
     waiting.start()
-    told.until(f"Waiting for the lock {key!r}: 1st of 1.")  # and no time, because none is known
+    waiting_log.until(
+        f"Waiting for the lock {key!r}: 1st of 1."
+    )  # without a time, because no usual hold time is known
     locks.release(blocker)
     waiting.join(30)
 
-    assert [lease.key for lease in got] == [key]
+    assert [lease.key for lease in acquired] == [key]
 
 
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "its triggerer ends"])
-async def test_who_is_marked_while_it_waits_is_out_of_the_line(
-    locks: LockClient, key: str, told: Told, monkeypatch: pytest.MonkeyPatch, marked: bool
+async def test_a_task_that_is_marked_while_it_waits_leaves_the_queue(
+    locks: LockClient, key: str, waiting_log: WaitingLog, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
     async def at_once(_: Any) -> None: ...
 
@@ -275,9 +277,9 @@ async def test_who_is_marked_while_it_waits_is_out_of_the_line(
     assert blocker
     trigger = in_the_triggerer(key, "first")
     first = asyncio.ensure_future(anext(aiter(trigger.run())))
-    await asyncio.to_thread(told.until, "1st of 1")
+    await asyncio.to_thread(waiting_log.until, "1st of 1")
     second = asyncio.ensure_future(result_of(in_the_triggerer(key, "second"), "second"))
-    await asyncio.to_thread(told.until, "2nd of 2")
+    await asyncio.to_thread(waiting_log.until, "2nd of 2")
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -286,33 +288,35 @@ async def test_who_is_marked_while_it_waits_is_out_of_the_line(
     await asyncio.to_thread(locks.release, blocker)
     await asyncio.wait_for(second, PATIENCE)
     left = [each.owner for each in await asyncio.to_thread(locks.waiters, key)]
-    assert left == ([] if marked else ["airflow/dag/run/first"]), "the next triggerer may go on in its place"
+    assert left == ([] if marked else ["airflow/dag/run/first"]), "the next triggerer may continue the waiter"
 
 
-# -- what it takes over -----------------------------------------------------------------------------------------------
+# -- dead holders and deadlocks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dies", [True, False])
-async def test_a_task_learns_that_it_took_over_from_the_dead(locks: LockClient, key: str, dies: bool) -> None:
+async def test_the_lease_of_a_task_shows_that_it_took_over_from_a_dead_holder(
+    locks: LockClient, key: str, dies: bool
+) -> None:
     former = await asyncio.to_thread(lambda: locks.try_acquire(key, lease=1))
     assert former
     if not dies:
         await asyncio.to_thread(locks.release, former)
     result = json.loads(json.dumps(await result_of(in_the_triggerer(key))))
-    learnt: list[Any] = []
+    took_over: list[Any] = []
     with DAG("dag"):
         operator = DynamoLockOperator(
             task_id="works",
             key=key,
-            python_callable=lambda dynamo_lock=None: learnt.append(dynamo_lock.took_over),
+            python_callable=lambda dynamo_lock=None: took_over.append(dynamo_lock.took_over),
         )
     context: Any = {"ti": task_instance("works"), "outlet_events": {}}
     await asyncio.to_thread(operator.execute_locked, context, result)
 
-    assert learnt == [dies]
+    assert took_over == [dies]
 
 
-async def test_of_two_groups_that_nest_in_opposite_orders_one_ends(
+async def test_of_two_groups_that_nest_in_opposite_orders_one_fails(
     locks: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = {each: locks.acquire(f"{key}/{each}", owner=f"{each}/dag", lease=600) for each in ("a", "b")}
@@ -339,7 +343,7 @@ async def test_of_two_groups_that_nest_in_opposite_orders_one_ends(
         assert f"{outer}/dag holds '{key}/{outer}' and waits for '{key}/{inner}'" in str(failure)
 
 
-def test_a_task_on_a_worker_finds_what_the_groups_around_it_hold() -> None:
+def test_a_task_on_a_worker_finds_the_leases_of_the_groups_around_it() -> None:
     lease = Lease("k", "mine", 1, "me", 1, 1, 30_000, 15_000, 0)
     task = SimpleNamespace(task_id="a", task_group=None)
     with DAG("dag"), DynamoLock("k", group_id="outer") as outer:
@@ -354,7 +358,7 @@ def test_a_task_on_a_worker_finds_what_the_groups_around_it_hold() -> None:
     assert nesting.held_in_task(ti, task) == [lease]
 
 
-# -- a person removes it ----------------------------------------------------------------------------------------------
+# -- removed waiters --------------------------------------------------------------------------------------------------
 
 
 def test_a_removed_waiter_fails_without_a_retry_on_a_worker(locks: LockClient, key: str) -> None:
@@ -370,7 +374,7 @@ def test_a_removed_waiter_fails_without_a_retry_on_a_worker(locks: LockClient, k
 def test_a_removed_waiter_fails_without_a_retry_in_the_triggerer(
     locks: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`TaskFailedEvent` fails a task for good, whatever retries it has left."""
+    """`TaskFailedEvent` fails a task even if it has retries left."""
 
     async def at_once(_: Any) -> None: ...
 
@@ -399,6 +403,6 @@ def test_a_removed_waiter_fails_without_a_retry_in_the_triggerer(
 
 
 def remove_the_waiter(locks: LockClient, key: str) -> None:
-    """Remove the waiter as soon as there is one."""
+    """Wait for a waiter, and remove it."""
     wait_until(lambda: locks.waiters(key))
     locks.remove_waiter(key, locks.waiters(key)[0].lease_id, by="anna", reason="a drill")

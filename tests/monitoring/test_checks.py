@@ -1,4 +1,4 @@
-"""What is reported of locks that are held, waited for or lost, and where each limit lies."""
+"""The findings about locks that are held, waited for or lost, and the limits from which they are reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN, NOW = 60_000, 1_800_000_000_000
 
 
 def a_waiter(owner: str = "south", since_ms: int = NOW, **changed: Any) -> Waiter:
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "key": "k",
         "place": "1",
         "lease_id": owner,
@@ -24,8 +24,8 @@ def a_waiter(owner: str = "south", since_ms: int = NOW, **changed: Any) -> Waite
         "slots": 1,
         "capacity": 1,
     }
-    known |= {"priority": 0, "since_ms": since_ms, "until_ms": None, "process": None, "version": "v"}
-    return Waiter(**(known | {"renewed_at_ms": None} | changed))
+    values |= {"priority": 0, "since_ms": since_ms, "until_ms": None, "process": None, "version": "v"}
+    return Waiter(**(values | {"renewed_at_ms": None} | changed))
 
 
 def a_state(*waiters: Waiter, key: str = "k", **changed: Any) -> LockState:
@@ -43,7 +43,7 @@ def report(state: LockState, **limits: float) -> list[str]:
     return list(findings([state], Limits(**limits)))
 
 
-def test_a_lock_that_is_held_for_longer_is_reported() -> None:
+def test_a_lock_that_is_held_over_the_limit_is_reported() -> None:
     state = a_state(holders=held(NOW - 10 * MIN, renewed_at_ms=NOW - 4000))
 
     assert report(state, held_ms=10 * MIN + 1) == []
@@ -52,7 +52,7 @@ def test_a_lock_that_is_held_for_longer_is_reported() -> None:
     ]
 
 
-def test_of_a_semaphore_the_holder_counts_that_has_held_it_for_longest() -> None:
+def test_the_longest_holder_of_a_semaphore_is_reported() -> None:
     holders = held(NOW - MIN) | {"b": a_holder("b", owner="east", acquired_at_ms=NOW - 5 * MIN)}
     state = LockState(LockRecord("k", 2, 0, holders, token=1), (), NOW)
 
@@ -60,7 +60,7 @@ def test_of_a_semaphore_the_holder_counts_that_has_held_it_for_longest() -> None
     assert "by east" in report(state, held_ms=2 * MIN)[0]
 
 
-def test_a_waiter_that_waits_for_longer_is_reported_with_the_holder() -> None:
+def test_a_waiter_over_the_limit_is_reported_with_the_holder() -> None:
     state = a_state(
         a_waiter("urgent", NOW - MIN), a_waiter("south", NOW - 3 * MIN), holders=held(NOW - 10 * MIN)
     )
@@ -94,7 +94,7 @@ def test_a_free_lock_has_no_times() -> None:
     assert report(state, held_ms=0, waited_ms=0, lost_ms=0) == []
 
 
-def test_a_clock_that_is_behind_makes_no_negative_times() -> None:
+def test_times_are_not_negative_if_the_clock_is_behind() -> None:
     state = a_state(a_waiter("south", NOW + MIN), holders=held(NOW + MIN, renewed_at_ms=NOW + MIN))
     assert (state.held_ms, state.waited_ms, state.silent_ms) == (0, 0, 0)
 
@@ -105,7 +105,7 @@ def test_a_holder_of_another_library_may_have_no_times() -> None:
     assert report(state, held_ms=0) == []
 
 
-def test_what_the_table_contains_is_shown_on_one_line() -> None:
+def test_control_characters_are_not_printed() -> None:
     state = a_state(a_waiter("so\nuth", 0), key="a\x1bb", holders=held(0, owner="no\rth"))
     for sentence in report(state, held_ms=0, waited_ms=0):
         assert sentence.isprintable()

@@ -69,7 +69,7 @@ def metrics_in(node: Any) -> set[str]:
             return {name for each in node.args for name in metrics_in(each)}
         case promql_parser.NumberLiteral():
             return set()
-    raise AssertionError(f"this test does not know the expression {node}")
+    raise AssertionError(f"this test does not support the expression {node}")
 
 
 @pytest.mark.parametrize(("place", "text"), list(expressions()))

@@ -13,7 +13,7 @@ Samples = dict[tuple[str, str, str], float]
 
 
 def samples(tables: dict[str, list[LockState]], keys: int = 0) -> Samples:
-    """The samples: name, table and key → value."""
+    """Return the samples: name, table and key → value."""
     return {
         (
             sample.name.removeprefix("dynamo_lock_"),
@@ -69,7 +69,7 @@ def test_only_a_limited_number_of_locks_has_metrics_and_only_those_in_use() -> N
     assert found["key_held_seconds", "t", "a"] == 120
 
 
-def test_every_name_that_a_lock_may_have_is_a_label() -> None:
+def test_every_valid_key_is_a_valid_label() -> None:
     names = ['quote"', "back\\slash", "new\nline", "\\n", "ümläut", "a,b=c{}"]
     found = samples({"t": [a_state(key=name, holders=held(NOW)) for name in names]}, keys=10)
     assert {key for _, _, key in found if key} == set(names)

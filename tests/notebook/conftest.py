@@ -1,4 +1,4 @@
-"""A lock table, a kernel with the extension, and somebody else who uses the locks."""
+"""Fixtures of the notebook tests: a lock table, a kernel with the extension, and another client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A locked cell does what the same cell does without its first line, under the lock."""
+"""A locked cell has the result of the same cell without its first line, and runs under the lock."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ IN_TEST = ("a value", "an error", "a syntax error", "an awaited value", "an erro
 
 
 def essentials(cell: Cell) -> tuple[object, ...]:
-    """What must be equal: the outputs but for the status, and the reply but for its numbers."""
+    """Return what must be equal: the outputs without the status line, and the reply without its numbers."""
     reply = {name: cell.reply.get(name) for name in ("status", "ename", "evalue")}
     outputs = [{**each, "id": None} for each in cell.without_status()]
     return _without_numbers(reply), _without_numbers(outputs)
 
 
 def _without_numbers(outputs: object) -> str:
-    """Outputs without what differs between two runs of one cell: its number, and the name of its temporary file."""
+    """Remove what differs between two runs of one cell: its number, and the name of its temporary file."""
     return re.sub(r"In\[\d+\]|\(\d+\.py, line|/\d+\.py|0x\w+", "…", repr(outputs))
 
 
@@ -57,7 +57,7 @@ def _without_numbers(outputs: object) -> str:
 def test_a_locked_cell_has_the_result_of_the_plain_cell(
     kernel: Kernel, locks: LockClient, key: str, body: str
 ) -> None:
-    kernel.run("import warnings; warnings.simplefilter('ignore')")  # IPython warns once of an exit
+    kernel.run("import warnings; warnings.simplefilter('ignore')")  # IPython warns once about an exit
     plain = kernel.run(BODIES[body])
     locked = kernel.run(f"%%dynamo_lock '{key}'\n{BODIES[body]}")
 
@@ -129,7 +129,7 @@ def test_readers_share_a_lock(kernel: Kernel, locks: LockClient, key: str) -> No
         ("'a", "cannot be split into options"),
     ],
 )
-def test_a_wrong_line_is_one_sentence(kernel: Kernel, line: str, complaint: str) -> None:
+def test_a_wrong_line_is_reported_in_one_sentence(kernel: Kernel, line: str, complaint: str) -> None:
     cell = kernel.run(f"%%dynamo_lock {line}\nprint('ran')")
     assert cell.error == "UsageError"
     assert complaint in cell.streamed

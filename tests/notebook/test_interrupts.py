@@ -1,4 +1,4 @@
-"""What ends a locked cell before its code does: a person's interrupt, and the loss of the lease."""
+"""An interrupt and the loss of the lease end a locked cell before its code does."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def log(kernel: Kernel, tmp_path: Path) -> Path:
 
 
 def handlers(kernel: Kernel) -> str:
-    """What the kernel does on signals, and how it transforms cells."""
+    """Return the signal handlers of the kernel, and the numbers of its cell transformers."""
     code = (
         "import signal\n"
         "print([signal.getsignal(each) for each in (2, 10, 12, 14, 15)], "
@@ -67,7 +67,7 @@ def start(kernel: Kernel, key: str, body: str, log: Path, options: str = "") -> 
 
 
 def assert_usable(kernel: Kernel, locks: LockClient, key: str, before: str) -> None:
-    """The lock is free, and the kernel is as it was before the cell."""
+    """Check that the lock is free, and that the kernel is as it was before the cell."""
     assert is_free(locks, key)
     assert handlers(kernel) == before
     assert kernel.run("%%dynamo_lock 'other'\n1 + 1").outputs[-1]["text"] == "2"
@@ -110,7 +110,7 @@ def test_an_interrupt_ends_the_wait_and_leaves_the_queue(
 
 @pytest.mark.parametrize("times", some_in_proof([1, 40], 40))
 @pytest.mark.parametrize("awaits", some_in_proof(["", "await asyncio.sleep(0)\n"], ""))
-def test_an_interrupt_during_the_release_comes_after_it(
+def test_an_interrupt_during_the_release_takes_effect_after_it(
     kernel: Kernel, locks: LockClient, key: str, log: Path, awaits: str, times: int
 ) -> None:
     before = handlers(kernel)
@@ -151,7 +151,7 @@ def test_a_lost_lease_ends_the_cell(
     assert cell.outputs[0]["text"] == f"{key}: Lost."
     assert max(map(float, log.read_text().split())) <= ended
     assert_usable(kernel, locks, key, before)
-    assert float(log.read_text().split()[-1]) <= ended  # nothing of the cell goes on
+    assert float(log.read_text().split()[-1]) <= ended  # no code of the cell continues
 
 
 def test_a_cell_whose_holder_process_dies_ends(

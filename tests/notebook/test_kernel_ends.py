@@ -1,4 +1,4 @@
-"""However a kernel ends: its lock is released at once, and nothing of it is left behind."""
+"""When a kernel ends, in whatever way, its lock is released at once and no process of it is left."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from deployments.patience import wait_until
 from tests.notebook.conftest import is_free
 from tests.suites import some_in_proof
 
-#: Longer than a test is patient, so a lock that is free was released.
+#: A lease that is longer than a test waits, so a lock that is free was released.
 LONG = "--lease-duration 600s"
 
 
 def holders() -> list[psutil.Process]:
-    """The holder processes of this user's kernels."""
+    """Return the holder processes of this user's kernels."""
     found = []
     for each in psutil.process_iter(["cmdline", "status"]):
         if "airflow_dynamo_lock.notebook.holder" in (each.info["cmdline"] or []):
@@ -29,7 +29,7 @@ def holders() -> list[psutil.Process]:
 
 
 def hold(kernel: Kernel, key: str, body: str, lease: str = LONG) -> psutil.Process:
-    """Let a cell of the kernel hold the lock. Returns its holder process."""
+    """Let a cell of the kernel hold the lock, and return its holder process."""
     kernel.run("%load_ext airflow_dynamo_lock")
     cell = kernel.start(f"%%dynamo_lock '{key}' {lease}\n{body}")
     kernel.read(cell, until="Held since")
@@ -38,7 +38,7 @@ def hold(kernel: Kernel, key: str, body: str, lease: str = LONG) -> psutil.Proce
 
 
 def heartbeat(locks: LockClient, key: str) -> list[str]:
-    """What each heartbeat of the holder changes."""
+    """Return the versions of the holders, which change with each heartbeat."""
     record = locks.get(key)
     return [each.version for each in record.holders.values()] if record is not None else []
 
@@ -82,7 +82,7 @@ def test_a_kernel_that_ends_leaves_the_queue(
 def test_the_lock_stays_held_while_a_forked_child_lives(
     environment: dict[str, str], locks: LockClient, key: str, tmp_path: Path
 ) -> None:
-    """The child has the pipe of the holder process, too. So that sends heartbeats until the child has ended."""
+    """The child inherits the pipe to the holder process, which sends heartbeats until the child ends too."""
     child = tmp_path / "child"
     body = (
         "import os, time\n"

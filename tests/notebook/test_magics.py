@@ -10,7 +10,7 @@ from tests.notebook.conftest import TABLE
 
 
 def completions(kernel: Kernel, code: str) -> list[str]:
-    """What the kernel offers at the end of the code."""
+    """Return what the kernel offers at the end of the code."""
     reply = kernel.client.complete(code, reply=True, timeout=60)
     found: list[str] = reply["content"]["matches"]
     return found
@@ -34,7 +34,7 @@ def test_the_configuration_has_defaults_for_all_cells(kernel: Kernel, locks: Loc
     kernel.run("%config DynamoLockMagics.owner = None")
 
 
-def test_locks_as_a_table(kernel: Kernel, locks: LockClient, key: str) -> None:
+def test_locks_are_shown_as_a_table(kernel: Kernel, locks: LockClient, key: str) -> None:
     evil = f"{key}/<script>alert(1)</script>"
     locks.acquire(evil, owner="<img src=x>")
 

@@ -1,4 +1,4 @@
-"""The last hour of a lock, put together from its record and from what this deployment's runs have stored."""
+"""The last hour of a lock, compiled from its record and from what the runs of this deployment have stored."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ VIEWER = Viewer("north", {"etl"})
 
 
 def at(minutes: float) -> datetime:
-    """That many minutes ago."""
+    """Return the time this many minutes ago."""
     return utc(NOW) - timedelta(minutes=minutes)
 
 
 class Task:
-    """A task of a run that has acquired the lock `k`, with what Airflow's database has of it.
+    """A task of a run that has acquired the lock `k`, with its rows of Airflow's database.
 
     :param release_task_ended: end of the group's release task.
     :param last_task_released: when the last guarded task has released the lock.
@@ -68,7 +68,7 @@ class Task:
 
 
 def of_runs(*tasks: Task) -> Any:
-    """A session of the database, which answers the three queries in their order."""
+    """Return a session of the database, which answers the three queries in their order."""
     answers = [
         [(each.result, each.ti) for each in tasks],
         [each for task in tasks for each in task.by_task],
@@ -81,7 +81,7 @@ def link(run_id: str) -> str:
     return f"dags/etl/runs/{run_id}/tasks/lock.acquire"
 
 
-def test_a_run_that_has_ended_is_known_by_its_tasks() -> None:
+def test_the_end_of_a_run_is_read_from_its_tasks() -> None:
     session = of_runs(
         Task("by release", 50, 40, release_task_ended=30),
         Task("by last task", 29, 28, last_task_released=20, release_task_ended=19),
@@ -96,9 +96,9 @@ def test_a_run_that_has_ended_is_known_by_its_tasks() -> None:
     ]
 
 
-def test_the_record_knows_who_holds_the_lock_and_waits_for_it_now() -> None:
+def test_current_holders_and_waiters_are_read_from_the_record() -> None:
     state = a_state(a_waiter("south", NOW - 2 * MIN), holders=held(NOW - 5 * MIN))
-    # The holder is a run of this deployment, of which only the record knows that it still holds the lock.
+    # The holder is a run of this deployment. Only the record shows that it still holds the lock.
     session = of_runs(Task("a", 6, 5, release_task_ended=4))
     holder, waiter = last_hour(session, state, VIEWER)
     assert holder == Turn("north/a", link("a"), at(6), at(5), None, has_ended=False)
@@ -113,19 +113,19 @@ def test_the_previous_holder_is_shown_once() -> None:
     assert turn.held_since == at(5)
 
 
-def test_what_ended_before_is_left_out_and_what_began_before_is_not() -> None:
+def test_only_leases_that_ended_before_the_last_hour_are_omitted() -> None:
     session = of_runs(
         Task("before", 90, 80, release_task_ended=61), Task("until then", 90, 80, release_task_ended=59)
     )
     assert [each.owner for each in last_hour(session, a_state(), VIEWER)] == ["north/until then"]
 
 
-def test_a_lease_whose_end_is_not_known_is_left_out_an_hour_after_its_grant() -> None:
+def test_a_lease_with_an_unknown_end_is_omitted_after_an_hour() -> None:
     session = of_runs(Task("long ago", 80, 61), Task("lately", 80, 59))
     assert [each.owner for each in last_hour(session, a_state(), VIEWER)] == ["north/lately"]
 
 
-def test_operators_without_a_group_end_with_their_release_task_if_it_is_the_only_one() -> None:
+def test_a_lease_without_a_group_ends_with_the_only_release_task() -> None:
     single = Task("single", 9, 8, release_task_ended=7, task_id="acquire", release_task_ids=["release"])
     one = Task("one", 6, 5, release_task_ended=4, task_id="one", release_task_ids=["release_one"], run_id="r")
     other = Task("other", 3, 2, release_task_ended=1, task_id="other", release_task_ids=["rest"], run_id="r")
@@ -137,14 +137,14 @@ def test_operators_without_a_group_end_with_their_release_task_if_it_is_the_only
     ]
 
 
-def test_the_last_task_of_a_group_has_not_released_what_another_task_of_the_group_acquired() -> None:
+def test_the_last_task_of_a_group_ends_only_the_lease_of_the_group() -> None:
     of_group = Task("group", 9, 8, last_task_released=7, run_id="r")
     inner = Task("inner", 6, 5, task_id="lock.inner", run_id="r")
     turns = last_hour(of_runs(of_group, inner), a_state(), VIEWER)
     assert [(each.owner, each.ended) for each in turns] == [("north/group", at(7)), ("north/inner", None)]
 
 
-def test_other_locks_other_results_and_dags_that_the_viewer_may_not_read_are_left_out() -> None:
+def test_other_locks_other_results_and_unreadable_dags_are_omitted() -> None:
     other = replace(a_lease("other"), key="another lock").as_dict()
     session = of_runs(
         Task("secret", 9, 8, dag_id="payroll"),

@@ -20,7 +20,7 @@ RUN = SimpleNamespace(dag_id="d", run_id="manual__2026-11-20T22:36:45+00:00", ta
 
 
 def links_of(dag: DAG, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
-    """The address of the link *Lock* of each task, after the DAG was serialized and read by the API server."""
+    """Return the address of each task's link *Lock*, after the API server has read the serialized DAG."""
     monkeypatch.setattr(
         plugins_manager, "get_operator_extra_links", lambda: DynamoLockPlugin.operator_extra_links
     )
@@ -32,7 +32,7 @@ def links_of(dag: DAG, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]
     return found
 
 
-def test_each_task_that_acquires_a_lock_leads_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_task_that_acquires_a_lock_has_a_link_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with DAG("d") as dag:
         DynamoLockAcquireOperator(task_id="one", key="warehouse/orders")
         DynamoLockOperator(task_id="several", key=["a b", "c"], python_callable=print)
@@ -64,7 +64,7 @@ def test_the_address_begins_with_the_path_of_the_web_interface(monkeypatch: pyte
     assert LocksPageLink().get_link(operator, ti_key=RUN) == "/team/airflow/plugin/locks?conn=c&key=k"
 
 
-def test_the_operators_are_named_as_they_are() -> None:
-    known = [operators.DynamoLockAcquireOperator, DynamoLockOperator, _DynamoLockDecoratedOperator]
+def test_the_link_names_the_classes_of_the_operators() -> None:
+    classes = [operators.DynamoLockAcquireOperator, DynamoLockOperator, _DynamoLockDecoratedOperator]
     named = [(each.__module__, each.__name__) for each in LocksPageLink.operators]
-    assert named == [(each.__module__, each.__name__) for each in known]
+    assert named == [(each.__module__, each.__name__) for each in classes]

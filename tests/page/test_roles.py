@@ -77,7 +77,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def visit(site: Site) -> Iterator[Callable[..., httpx.Client]]:
-    """An HTTP client of the service for a user, with a bearer token or with the cookie of the web interface."""
+    """Creates an HTTP client for a user, with a bearer token or with the cookie of the web interface."""
     with ExitStack() as stack:
 
         def as_user(name: str, *, cookie: bool = False) -> httpx.Client:
@@ -116,7 +116,7 @@ def contended(site: Site, key: str) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 def is_untouched(site: Site, contended: dict[str, dict[str, Any]]) -> bool:
-    """Whether no action has changed the locks."""
+    """Return whether no action has changed the locks."""
     on_lock, on_slots = contended["/break"], contended["/capacity"]
     record = site.locks.get(on_lock["key"])
     return (

@@ -1,4 +1,4 @@
-"""The web service of the Locks page: what it shows to whom, who may act, and what an action leaves behind.
+"""The web service of the Locks page: what each role may read and do, and how actions are recorded.
 
 The requests go through Airflow's own authorization with its simple auth manager; only its database is replaced.
 """
@@ -41,10 +41,10 @@ ROLES = ("anonymous", "VIEWER", "USER", "OP", "ADMIN")
 class Manager(SimpleAuthManager):
     """Airflow's simple auth manager, which knows one DAG without a database."""
 
-    asked = 0
+    calls = 0
 
     def get_authorized_dag_ids(self, *, user: Any, method: Any = "GET", session: Any = None) -> set[str]:
-        Manager.asked += 1
+        Manager.calls += 1
         return {"warehouse"} if user.role != "USER" else set()
 
 
@@ -55,7 +55,7 @@ def audited() -> list[Any]:
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch, audited: list[Any]) -> Iterator[Callable[[str], TestClient]]:
-    """The service as a user with a role sees it."""
+    """Creates an HTTP client of the service, for a user with a role."""
     manager = Manager()  # type: ignore[no-untyped-call]
     for module in (service, security):
         monkeypatch.setattr(module, "get_auth_manager", lambda: manager)
@@ -63,7 +63,7 @@ def page(monkeypatch: pytest.MonkeyPatch, audited: list[Any]) -> Iterator[Callab
     service._deployment.cache_clear()
 
     def session() -> Iterator[Any]:
-        """As Airflow's, it is rolled back if the request fails."""
+        """Like Airflow's session, it is rolled back if the request fails."""
         added: list[Any] = []
         yield SimpleNamespace(execute=lambda _: [], add=added.append, commit=lambda: None, flush=lambda: None)
         audited.extend(added)
@@ -96,16 +96,18 @@ def key(request: pytest.FixtureRequest) -> str:
     return str(request.node.name)
 
 
-def row_of(client: TestClient, key: str, **asked: Any) -> dict[str, Any]:
-    found = client.get("/locks", params={"search": key, **asked}).json()["rows"]
+def row_of(client: TestClient, key: str, **query: Any) -> dict[str, Any]:
+    found = client.get("/locks", params={"search": key, **query}).json()["rows"]
     return next(each for each in found if each["key"] == key)
 
 
-# -- who may do what ---------------------------------------------------------------------------------------------------
+# -- permissions -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_who_may_look(page: Callable[[str], TestClient], locks: LockClient, key: str, role: str) -> None:
+def test_which_roles_may_read(
+    page: Callable[[str], TestClient], locks: LockClient, key: str, role: str
+) -> None:
     locks.acquire(key)
     client = page(role)
     wanted = {"anonymous": 401}.get(role, 200)
@@ -115,7 +117,9 @@ def test_who_may_look(page: Callable[[str], TestClient], locks: LockClient, key:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_who_may_act(page: Callable[[str], TestClient], key: str, role: str, audited: list[Any]) -> None:
+def test_which_roles_may_act(
+    page: Callable[[str], TestClient], key: str, role: str, audited: list[Any]
+) -> None:
     client = page(role)
     wanted = {"anonymous": 401, "VIEWER": 403, "USER": 403}.get(role)
     for path, body in actions(key).items():
@@ -160,10 +164,10 @@ def test_the_page_says_whether_its_user_may_act(page: Callable[[str], TestClient
     assert page("OP").get("/locks").json()["may_act"] is True
 
 
-# -- what it shows -----------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_with_its_holder_and_its_queue(
+def test_a_lock_is_shown_with_its_holder_and_its_queue(
     page: Callable[[str], TestClient], locks: LockClient, key: str, threads: ThreadPoolExecutor
 ) -> None:
     about = {"deployment": "airflow", "dag_id": "warehouse", "run_id": "r/1", "task_id": "lock.acquire"}
@@ -184,7 +188,7 @@ def test_a_lock_with_its_holder_and_its_queue(
     locks.release(waiting.result())
 
 
-def test_a_free_lock_says_who_held_it_last(
+def test_a_free_lock_shows_its_previous_holder(
     page: Callable[[str], TestClient], locks: LockClient, key: str
 ) -> None:
     locks.release(locks.acquire(key))
@@ -194,28 +198,28 @@ def test_a_free_lock_says_who_held_it_last(
     assert row["previous"]["until"].startswith("20")
 
 
-def test_a_queue_of_a_lock_without_a_record(page: Callable[[str], TestClient]) -> None:
+def test_a_lock_without_a_record_has_no_queue(page: Callable[[str], TestClient]) -> None:
     answer = page("VIEWER").get("/queue", params={"conn": "dynamo_lock_default", "key": "never/used"})
     assert answer.status_code == 404
     assert answer.json()["detail"] == "There is no record of the lock 'never/used'."
 
 
-def test_an_answer_that_has_not_changed_is_not_sent_again(page: Callable[[str], TestClient]) -> None:
+def test_an_unchanged_answer_is_not_sent_again(page: Callable[[str], TestClient]) -> None:
     client = page("VIEWER")
     first = client.get("/locks")
     again = client.get("/locks", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_the_auth_manager_is_not_asked_for_all_dags_at_each_poll(
+def test_the_dags_of_a_user_are_not_read_at_each_poll(
     page: Callable[[str], TestClient], locks: LockClient, key: str
 ) -> None:
     locks.acquire(key)
-    client, asked = page("VIEWER"), Manager.asked
+    client, calls = page("VIEWER"), Manager.calls
     for _ in range(5):
         client.get("/locks")
         client.get(f"/queue?conn=dynamo_lock_default&key={key}")
-    assert Manager.asked == asked + 1
+    assert Manager.calls == calls + 1
 
 
 @pytest.mark.parametrize(
@@ -225,7 +229,7 @@ def test_the_auth_manager_is_not_asked_for_all_dags_at_each_poll(
         ({"table": "locks", "lease": "soon"}, "must be a number of seconds", "Correct the connection."),
     ],
 )
-def test_a_table_that_cannot_be_read_is_a_sentence_and_what_to_do(
+def test_a_table_that_cannot_be_read_is_reported_with_advice(
     page: Callable[[str], TestClient],
     monkeypatch: pytest.MonkeyPatch,
     extra: dict[str, str],
@@ -241,7 +245,9 @@ def test_a_table_that_cannot_be_read_is_a_sentence_and_what_to_do(
     assert page("VIEWER").get("/metrics").status_code == 503
 
 
-def test_metrics_of_the_tables(page: Callable[[str], TestClient], locks: LockClient, key: str) -> None:
+def test_the_service_has_metrics_of_the_tables(
+    page: Callable[[str], TestClient], locks: LockClient, key: str
+) -> None:
     locks.acquire(key)
     text = page("VIEWER").get("/metrics", params={"keys": 1000}).text
     found = {family.name for family in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
@@ -263,7 +269,7 @@ def test_tables_of_the_same_name_have_metrics_of_their_own(
     assert re.search(r'dynamo_lock_holders{table="locks \(dynamo_lock_default\)"} [1-9]', text)
 
 
-# -- what it does ------------------------------------------------------------------------------------------------------
+# -- actions -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_lease_is_broken_with_name_and_reason(
@@ -279,7 +285,7 @@ def test_a_lease_is_broken_with_name_and_reason(
     assert record is not None
     assert record.last_loss is not None
     assert (record.last_loss.decision.by, record.last_loss.decision.reason) == ("anna@airflow", "a drill")
-    assert row_of(client, key)["holders"] == [], "the page looks again at once"
+    assert row_of(client, key)["holders"] == [], "the service reads the table again at once"
     (entry,) = audited
     assert entry.event == "dynamo_lock.break"
     assert json.loads(entry.extra) == {**actions(key, lease.lease_id)["/break"], "method": "POST"}
@@ -327,7 +333,7 @@ def test_a_capacity_is_set_and_unset(page: Callable[[str], TestClient], locks: L
     ],
     ids=str,
 )
-def test_an_action_that_is_not_done_is_not_in_the_audit_log(
+def test_a_refused_action_is_not_in_the_audit_log(
     page: Callable[[str], TestClient],
     locks: LockClient,
     key: str,
@@ -344,7 +350,7 @@ def test_an_action_that_is_not_done_is_not_in_the_audit_log(
 @pytest.mark.parametrize(
     "wrong", [{"reason": ""}, {"reason": "x" * 201}, {"lease_id": None}, {"more": 1}], ids=str
 )
-def test_a_request_that_is_not_complete_changes_nothing(
+def test_an_invalid_request_changes_nothing(
     page: Callable[[str], TestClient], locks: LockClient, key: str, wrong: dict[str, Any]
 ) -> None:
     lease = locks.acquire(key)
@@ -353,7 +359,7 @@ def test_a_request_that_is_not_complete_changes_nothing(
     assert locks.renew(lease)
 
 
-def test_what_an_action_needs_and_is_denied_is_an_error_of_the_service(
+def test_a_permission_that_the_service_lacks_is_its_own_error(
     page: Callable[[str], TestClient], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(*_: Any, **__: Any) -> None:
@@ -364,25 +370,25 @@ def test_what_an_action_needs_and_is_denied_is_an_error_of_the_service(
     assert (answer.status_code, answer.json()["detail"]) == (502, "Not allowed.")
 
 
-# -- one look for all --------------------------------------------------------------------------------------------------
+# -- shared reads ------------------------------------------------------------------------------------------------------
 
 
 class Table:
-    """A client that counts how often it looks at its table."""
+    """A client that counts how often it reads its table."""
 
     table = "t"
 
     def __init__(self) -> None:
-        self.looks, self.fails = 0, False
+        self.reads, self.fails = 0, False
 
     def survey(self, **_: Any) -> list[Any]:
-        self.looks += 1
+        self.reads += 1
         if self.fails:
             raise LockError("No.")
         return [a_state()]
 
 
-def test_twenty_open_pages_look_no_more_often_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twenty_open_pages_read_no_more_often_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     table, now = Table(), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     snapshots = Snapshots(lambda _: table)  # type: ignore[arg-type,return-value]
@@ -391,7 +397,7 @@ def test_twenty_open_pages_look_no_more_often_than_one(monkeypatch: pytest.Monke
         now[0] = 100.0 + second
         for _ in range(20):
             snapshots.latest("c")
-    assert table.looks == 30
+    assert table.reads == 30
 
 
 def test_a_large_table_is_read_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,9 +405,9 @@ def test_a_large_table_is_read_less_often(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     class Large(Table):
-        def survey(self, **asked: Any) -> list[Any]:
+        def survey(self, **query: Any) -> list[Any]:
             now[0] += 3.0
-            return super().survey(**asked)
+            return super().survey(**query)
 
     assert Snapshots(lambda _: Large()).latest("c").fresh_seconds == 30.0  # type: ignore[arg-type,return-value]
 
@@ -422,36 +428,36 @@ def test_after_an_error_the_connection_is_read_again(monkeypatch: pytest.MonkeyP
     assert len(made) == 2
 
 
-def test_an_action_during_a_look_makes_the_page_look_again(threads: ThreadPoolExecutor) -> None:
-    looking, acted = threading.Event(), threading.Event()
+def test_an_action_during_a_read_causes_another_read(threads: ThreadPoolExecutor) -> None:
+    reading, acted = threading.Event(), threading.Event()
 
     class Slow(Table):
-        def survey(self, **asked: Any) -> list[Any]:
-            states = super().survey(**asked)
-            looking.set()
+        def survey(self, **query: Any) -> list[Any]:
+            states = super().survey(**query)
+            reading.set()
             assert acted.wait(PATIENCE)
             return states
 
     table = Slow()
     snapshots = Snapshots(lambda _: table)  # type: ignore[arg-type,return-value]
-    look = threads.submit(snapshots.latest, "c")
-    assert looking.wait(PATIENCE)
+    first_read = threads.submit(snapshots.latest, "c")
+    assert reading.wait(PATIENCE)
     forgetting = threads.submit(snapshots.forget, "c")
     wait([forgetting], 0.2)
     acted.set()
-    look.result()
+    first_read.result()
     forgetting.result()
     snapshots.latest("c")
-    assert table.looks == 2
+    assert table.reads == 2
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def chosen(*states: Any, **asked: Any) -> list[str]:
-    known: dict[str, Any] = {"search": "", "state": "all", "deployment": "", "dag_id": "", "sort": "key"}
-    descending = asked.pop("descending", False)
-    return [each.record.key for each in rows.selected(states, **(known | asked), descending=descending)]
+def chosen(*states: Any, **query: Any) -> list[str]:
+    defaults: dict[str, Any] = {"search": "", "state": "all", "deployment": "", "dag_id": "", "sort": "key"}
+    descending = query.pop("descending", False)
+    return [each.record.key for each in rows.selected(states, **(defaults | query), descending=descending)]
 
 
 NORTH = {"deployment": "north", "dag_id": "etl"}
@@ -467,7 +473,7 @@ STATES = (
 
 
 @pytest.mark.parametrize(
-    ("asked", "keys"),
+    ("query", "keys"),
     [
         ({}, ["busy", "free", "held"]),
         ({"state": "held"}, ["busy", "held"]),
@@ -486,8 +492,8 @@ STATES = (
     ],
     ids=str,
 )
-def test_rows_are_chosen_and_sorted(asked: dict[str, Any], keys: list[str]) -> None:
-    assert chosen(*STATES, **asked) == keys
+def test_rows_are_chosen_and_sorted(query: dict[str, Any], keys: list[str]) -> None:
+    assert chosen(*STATES, **query) == keys
 
 
 def test_the_deployments_are_those_that_hold_or_wait() -> None:
@@ -520,7 +526,7 @@ def test_links_lead_to_runs_of_this_deployment_that_the_viewer_may_read(
     assert viewer.link({"deployment": "north"} | about) == link
 
 
-def test_a_shared_lock_and_a_semaphore_say_so() -> None:
+def test_rows_show_the_kind_of_a_lock() -> None:
     viewer = rows.Viewer("north", set())
     record = a_state(holders=held(NOW)).record
     shared = replace(a_state(), record=replace(record, capacity=10**9, available=10**9 - 1))

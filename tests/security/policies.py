@@ -1,8 +1,8 @@
-"""IAM policies, as far as ours go: whether a call of the SDK is allowed, by its action, resource and leading keys.
+"""Evaluation of IAM policies: whether they allow a call of the SDK, by its action, resource and leading keys.
 
-moto enforces actions alone: it takes every resource of DynamoDB for ``*``, and leaves conditions about keys out. So
-what is decided here stands in front of moto's table, as IAM stands in front of DynamoDB's. What is unknown here is an
-error, so that nothing is allowed, or refused, by accident.
+moto enforces only actions: it treats every DynamoDB resource as ``*``, and ignores conditions on keys. `Guarded`
+therefore checks each call before moto receives it, as IAM does for DynamoDB. It supports what the policies of this
+project contain. Anything else is an error, so that no call is allowed or refused by accident.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _WITH_KEYS = {"GetItem", "BatchGetItem", "Query", "UpdateItem", "PutItem", "Dele
 
 
 def is_allowed(policy: Mapping[str, Any], action: str, params: Mapping[str, Any]) -> bool:
-    """Whether a policy allows a call: some statement does, and none denies it, for each table that it is about.
+    """Return whether a policy allows a call: for each of its tables, a statement allows it and none denies it.
 
     A transaction is allowed if each of its parts is.
     """
     if action == "TransactWriteItems":
         return all(is_allowed(policy, *part) for part in _parts(params))
-    for table, keys in _asks(action, params).items():
+    for table, keys in _resources(action, params).items():
         effects = {
             statement["Effect"]
             for statement in policy["Statement"]
@@ -42,12 +42,12 @@ def is_allowed(policy: Mapping[str, Any], action: str, params: Mapping[str, Any]
 
 
 def _parts(params: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The actions of a transaction, each with its parameters."""
+    """Return the actions of a transaction, each with its parameters."""
     return [(f"{kind}Item", part) for item in params["TransactItems"] for kind, part in item.items()]
 
 
-def _asks(action: str, params: Mapping[str, Any]) -> dict[str, list[str] | None]:
-    """The tables, or the stream, that a call is about, each with the partition keys; None where it names none."""
+def _resources(action: str, params: Mapping[str, Any]) -> dict[str, list[str] | None]:
+    """Return the tables, or the stream, of a call, each with its partition keys; None if the call has no keys."""
     if action == "BatchGetItem":
         return {
             table: [key["key"]["S"] for key in wanted["Keys"]]
@@ -80,7 +80,7 @@ def _conditions_hold(conditions: Mapping[str, Mapping[str, Any]], keys: list[str
         patterns = wanted[_LEADING_KEYS]
         match operator:
             case "ForAllValues:StringLike":
-                # Also true where there are none.
+                # Also true without keys.
                 holds = all(_matches(patterns, key) for key in keys or ())
             case "ForAllValues:StringEquals":
                 holds = all(key in patterns for key in keys or ())
@@ -94,10 +94,10 @@ def _conditions_hold(conditions: Mapping[str, Mapping[str, Any]], keys: list[str
 
 
 class Guarded:
-    """An SDK client that is allowed what a policy says.
+    """An SDK client with the permissions of a policy.
 
     :ivar used: the actions that were called.
-    :ivar refused: those of them that were not allowed.
+    :ivar refused: the actions that the policy did not allow.
     """
 
     def __init__(self, client: Any, policy: Mapping[str, Any]) -> None:

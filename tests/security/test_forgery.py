@@ -1,4 +1,4 @@
-"""What docs/security.md says that a client which writes the record directly can do, and what it cannot."""
+"""A client that writes the record directly can do no more than docs/security.md says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def aws() -> Iterator[Any]:
 
 
 def forge(aws: Any, expression: str, names: dict[str, str], value: dict[str, Any]) -> None:
-    """Write into the record, under no condition."""
+    """Write to the record without a condition."""
     aws.update_item(
         TableName=TABLE,
         Key={"key": {"S": KEY}, "entry": {"S": "lock"}},
@@ -36,7 +36,7 @@ def forge(aws: Any, expression: str, names: dict[str, str], value: dict[str, Any
 
 
 @pytest.mark.parametrize("name", ["lease_ms", "grace_ms", "renewed_at", "acquired_at"])
-def test_no_holder_believes_in_a_lease_longer_than_its_own(aws: Any, name: str) -> None:
+def test_a_forged_record_does_not_extend_a_lease(aws: Any, name: str) -> None:
     locks = LockClient(aws, table=TABLE, lease=30, release_grace=15)
     lease = locks.try_acquire(KEY)
     assert lease is not None
@@ -47,8 +47,8 @@ def test_no_holder_believes_in_a_lease_longer_than_its_own(aws: Any, name: str) 
     locks.leave(lease, "p")
 
 
-def test_a_token_that_is_set_back_is_handed_out_again(aws: Any) -> None:
-    """So a resource must refuse what is smaller than the largest that it has seen."""
+def test_a_token_that_is_set_back_is_granted_again(aws: Any) -> None:
+    """A resource must therefore refuse a token that is smaller than the largest that it has seen."""
     locks = LockClient(aws, table=TABLE)
     first = locks.try_acquire(KEY)
     assert first is not None
@@ -59,7 +59,7 @@ def test_a_token_that_is_set_back_is_handed_out_again(aws: Any) -> None:
     assert second.token <= first.token
 
 
-def test_a_forged_owner_forges_no_line_of_a_log(aws: Any) -> None:
+def test_a_forged_owner_cannot_forge_a_log_line(aws: Any) -> None:
     locks = LockClient(aws, table=TABLE)
     lease = locks.try_acquire(KEY)
     assert lease is not None

@@ -1,8 +1,8 @@
-"""No secret and no payload is told by anything of ours (rule R12): not in a log at any level, not in an error or what
-it was raised from, not in the `repr` of an object, not in what Airflow stores.
+"""No output of the package contains a secret or a payload (rule R12): no log line at any level, no error or its cause,
+no `repr` of an object, and nothing that Airflow stores.
 
-The SDK's own log is not ours. What it shows at DEBUG is in docs/security.md, and `test_what_botocore_shows_at_debug`
-keeps that true.
+The SDK has its own log. docs/security.md says what it shows at DEBUG, and `test_what_botocore_shows_at_debug` checks
+that.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tests.security.policies import Guarded
 TABLE = "locks"
 REGION = "eu-central-1"
 
-#: All of them are looked for wherever something is told.
+#: The secrets to search for in all output.
 SECRET = "hunter2-"  # the beginning of each
 PAYLOAD, KEY_OF_AWS, SESSION, PASSWORD, EXTRA, PROXY = (
     f"{SECRET}{what}" for what in ("payload", "aws-key", "session", "password", "extra", "proxy")
@@ -68,52 +68,52 @@ CREDENTIALS: dict[str, Any] = {
 OTHERS = ("botocore", "boto3", "aiobotocore", "urllib3", "aiohttp", "asyncio", "s3transfer")
 
 
-class Told:
-    """Everything that was told, to look for secrets in."""
+class Output:
+    """All output of the package, to be searched for secrets."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     def note(self, *things: object) -> None:
-        """An object, as anybody might print it; an error with all that it was raised from."""
+        """Add the texts of objects, and the traceback of an error with its causes."""
         for thing in things:
             self.texts += [str(thing), repr(thing)]
             if isinstance(thing, BaseException):
                 self.texts.append("".join(traceback.format_exception(thing)))
 
-    def failing(self, call: Callable[[], object], kind: type[BaseException] = LockError) -> None:
-        """A call that must end with that error."""
+    def note_error(self, call: Callable[[], object], kind: type[BaseException] = LockError) -> None:
+        """Add the error of a call that must fail."""
         with pytest.raises(kind) as raised:
             call()
         self.note(raised.value)
 
     def check(self) -> None:
-        """Fail if any of it has a secret in it."""
+        """Fail if any text contains a secret."""
         for text in self.texts:
             assert SECRET not in text, text
 
 
 @pytest.fixture
-def told(capfd: pytest.CaptureFixture[str]) -> Iterator[Told]:
-    """Collects; with all loggers at DEBUG but those of the SDK."""
-    told, written = Told(), io.StringIO()
+def output(capfd: pytest.CaptureFixture[str]) -> Iterator[Output]:
+    """Collect all output, with all loggers at DEBUG except those of the SDK."""
+    output, written = Output(), io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s %(args)s"))
     root = logging.getLogger()
-    # The SDK's loggers first: a poller of an earlier test may still read, and is not to be heard at DEBUG meanwhile.
+    # The SDK's loggers first: a poller of an earlier test may still read, and its requests must not be logged at DEBUG.
     levels = {name: logging.getLogger(name).level for name in (*OTHERS, "airflow_dynamo_lock", "")}
     for name in levels:
         logging.getLogger(name).setLevel(logging.INFO if name in OTHERS else logging.DEBUG)
     root.addHandler(handler)
     try:
-        yield told
+        yield output
     finally:
         root.removeHandler(handler)
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-    told.note(written.getvalue(), *capfd.readouterr())
-    assert any(text.strip() for text in told.texts)
-    told.check()
+    output.note(written.getvalue(), *capfd.readouterr())
+    assert any(text.strip() for text in output.texts)
+    output.check()
 
 
 @pytest.fixture(scope="module")
@@ -136,84 +136,84 @@ def store(url: str, key: str, **attributes: Any) -> None:
 # -- the clients --------------------------------------------------------------------------------------------------
 
 
-def test_the_life_of_a_lock(told: Told, url: str) -> None:
+def test_the_lifecycle_of_a_lock(output: Output, url: str) -> None:
     locks, others = (LockClient(sdk(url), table=TABLE, owner=owner) for owner in ("me", "somebody else"))
     lease = locks.try_acquire("life", data=DATA)
     assert lease
     record = locks.get("life")
     assert record
     assert record.data == DATA
-    told.note(locks, lease, record, record.holders, lease.as_dict(), lease.term, locks.look("life"))
-    with locks.keep_alive(lease, interval=0.05) as beats:
-        told.note(beats)
-        told.failing(lambda: others.acquire("life", timeout=0.2, poll_interval=0.05))
-        told.failing(lambda: others.try_acquire("life", capacity=2))
+    output.note(locks, lease, record, record.holders, lease.as_dict(), lease.term, locks.look("life"))
+    with locks.keep_alive(lease, interval=0.05) as heartbeats:
+        output.note(heartbeats)
+        output.note_error(lambda: others.acquire("life", timeout=0.2, poll_interval=0.05))
+        output.note_error(lambda: others.try_acquire("life", capacity=2))
         entered = locks.enter(lease, "p")
-        told.note(entered, locks.release(lease), locks.leave(entered, "p"))
+        output.note(entered, locks.release(lease), locks.leave(entered, "p"))
     lost = locks.try_acquire("life", data=DATA)
     assert lost
-    told.note(others.break_lock("life", lost.lease_id))
-    told.failing(lambda: locks.renew(lost), LockLostError)
-    told.failing(lambda: locks.enter(lost, "p"), LockLostError)
-    told.failing(lambda: locks.break_lock("life", "nobody's"))
-    told.note(locks.release(lost), *locks.list_locks())
+    output.note(others.break_lock("life", lost.lease_id))
+    output.note_error(lambda: locks.renew(lost), LockLostError)
+    output.note_error(lambda: locks.enter(lost, "p"), LockLostError)
+    output.note_error(lambda: locks.break_lock("life", "nobody's"))
+    output.note(locks.release(lost), *locks.list_locks())
     with pytest.raises(LockLostError) as raised, locks.lock("life", data=DATA) as held:
         others.break_lock("life", held.lease_id)
-    told.note(raised.value)
+    output.note(raised.value)
 
 
-async def test_the_life_of_a_lock_with_asyncio(told: Told, url: str) -> None:
+async def test_the_lifecycle_of_a_lock_with_asyncio(output: Output, url: str) -> None:
     session: Any = get_session()
     options = {"endpoint_url": url, "region_name": REGION, "config": sdk_config(), **CREDENTIALS}
     async with session.create_client("dynamodb", **options) as aws:
         locks, others = (AsyncLockClient(aws, table=TABLE, owner=owner) for owner in ("me", "somebody else"))
         async with locks.lock("async", data=DATA) as lease:
-            told.note(locks, lease, await locks.get("async"))
+            output.note(locks, lease, await locks.get("async"))
             with pytest.raises(TimeoutError) as late:
                 await others.acquire("async", timeout=0.2, poll_interval=0.05)
-            told.note(late.value)
+            output.note(late.value)
         with pytest.raises(LockLostError) as lost:
             await locks.renew(lease)
         store(url, "damaged async", data={"S": PAYLOAD})
         with pytest.raises(LockRecordError) as damaged:
             await locks.get("damaged async")
         sdk(url).delete_item(TableName=TABLE, Key={"key": {"S": "damaged async"}, "entry": {"S": "lock"}})
-        told.note(lost.value, damaged.value)
+        output.note(lost.value, damaged.value)
 
 
-def test_a_life_in_line(told: Told, url: str) -> None:
+def test_a_queued_waiter(output: Output, url: str) -> None:
     locks, others = (LockClient(sdk(url), table=TABLE, owner=owner) for owner in ("me", "somebody else"))
     blocker = locks.try_acquire("line", data=DATA, min_hold=3600)
     assert blocker
-    in_line, places = threading.Event(), list[QueuePosition]()
+    queued, positions = threading.Event(), list[QueuePosition]()
 
     def wait() -> None:
-        def note(standing: QueuePosition) -> None:
-            places.append(standing)
-            in_line.set()
+        def note(position: QueuePosition) -> None:
+            positions.append(position)
+            queued.set()
 
         lease = others.acquire(
             "line", data=DATA, on_position=note, poll_interval=0.05, priority=3, timeout=60
         )
-        told.note(lease, lease.reclaimed, others.release(lease))
+        output.note(lease, lease.reclaimed, others.release(lease))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    assert in_line.wait(30)
-    told.note(*places, *(each.describe() for each in places), *locks.waiters("line"))
-    told.failing(lambda: locks.set_capacity("line", 2), CapacityMismatchError)
-    told.note(locks.release(blocker), locks.get("line"), locks.break_lock("line", blocker.lease_id))
+    assert queued.wait(30)
+    output.note(*positions, *(each.describe() for each in positions), *locks.waiters("line"))
+    output.note_error(lambda: locks.set_capacity("line", 2), CapacityMismatchError)
+    output.note(locks.release(blocker), locks.get("line"), locks.break_lock("line", blocker.lease_id))
     waiting.join(60)
-    told.note(locks.set_capacity("line", 2), locks.set_capacity("line", None), locks.get("line"))
+    output.note(locks.set_capacity("line", 2), locks.set_capacity("line", None), locks.get("line"))
 
 
-def test_a_waiter_that_describes_none(told: Told, url: str) -> None:
+def test_a_damaged_waiter_item(output: Output, url: str) -> None:
     locks = LockClient(sdk(url), table=TABLE, owner="me")
     assert locks.try_acquire("odd line", data=DATA)
     odd = {"key": {"S": "odd line"}, "entry": {"S": "waiter/0999/1/x"}, "owner": {"L": [{"S": PAYLOAD}]}}
     sdk(url).put_item(TableName=TABLE, Item=odd)
-    told.note(locks.waiters("odd line"))
-    told.failing(lambda: locks.acquire("odd line", timeout=0.2, poll_interval=0.05))
+    output.note(locks.waiters("odd line"))
+    output.note_error(lambda: locks.acquire("odd line", timeout=0.2, poll_interval=0.05))
 
 
 @pytest.mark.parametrize(
@@ -233,15 +233,15 @@ def test_a_waiter_that_describes_none(told: Told, url: str) -> None:
     ],
     ids=str,
 )
-def test_a_damaged_record_with_a_payload(told: Told, url: str, attributes: dict[str, Any]) -> None:
+def test_a_damaged_record_with_a_payload(output: Output, url: str, attributes: dict[str, Any]) -> None:
     locks = LockClient(sdk(url), table=TABLE)
     good = {"capacity": {"N": "1"}, "available": {"N": "1"}, "holders": {"M": {}}, "token": {"S": "x"}}
     store(url, "damaged", **(good | attributes))
     try:
-        told.failing(lambda: locks.get("damaged"), LockRecordError)
-        told.failing(lambda: locks.try_acquire("damaged", data=DATA), LockRecordError)
-        told.failing(lambda: locks.acquire("damaged", timeout=0.1), LockRecordError)
-        list(locks.list_locks())  # it is left out, and the log says so
+        output.note_error(lambda: locks.get("damaged"), LockRecordError)
+        output.note_error(lambda: locks.try_acquire("damaged", data=DATA), LockRecordError)
+        output.note_error(lambda: locks.acquire("damaged", timeout=0.1), LockRecordError)
+        list(locks.list_locks())  # it is omitted and logged
     finally:
         sdk(url).delete_item(TableName=TABLE, Key={"key": {"S": "damaged"}, "entry": {"S": "lock"}})
 
@@ -259,22 +259,22 @@ def test_a_damaged_record_with_a_payload(told: Told, url: str, attributes: dict[
     ],
     ids=lambda data: type(data).__name__,
 )
-def test_data_that_cannot_be_stored(told: Told, url: str, data: Any) -> None:
-    told.failing(lambda: LockClient(sdk(url), table=TABLE).try_acquire("unstorable", data=data))
+def test_data_that_cannot_be_stored(output: Output, url: str, data: Any) -> None:
+    output.note_error(lambda: LockClient(sdk(url), table=TABLE).try_acquire("unstorable", data=data))
 
 
-def test_errors_of_each_kind(told: Told, url: str) -> None:
+def test_errors_of_each_kind(output: Output, url: str) -> None:
     nobody = Guarded(sdk(url), {"Statement": []})
     for client in (
         LockClient(nobody, table=TABLE),
         LockClient(sdk("http://127.0.0.1:1"), table=TABLE),
         LockClient(sdk(url), table="missing"),
     ):
-        told.note(client)
-        told.failing(lambda locks=client: locks.try_acquire("errors", data=DATA))  # type: ignore[misc]
-        told.failing(lambda locks=client: locks.get("errors"))  # type: ignore[misc]
-        told.failing(lambda locks=client: list(locks.list_locks()))  # type: ignore[misc]
-        told.failing(lambda locks=client: locks.check_table())  # type: ignore[misc]
+        output.note(client)
+        output.note_error(lambda locks=client: locks.try_acquire("errors", data=DATA))  # type: ignore[misc]
+        output.note_error(lambda locks=client: locks.get("errors"))  # type: ignore[misc]
+        output.note_error(lambda locks=client: list(locks.list_locks()))  # type: ignore[misc]
+        output.note_error(lambda locks=client: locks.check_table())  # type: ignore[misc]
 
 
 # -- Airflow ------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_errors_of_each_kind(told: Told, url: str) -> None:
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch, url: str) -> Callable[..., DynamoLockHook]:
-    """Makes the hook's connection, which has secrets wherever one may be."""
+    """Creates the hook's connection, with a secret in each field that may have one."""
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
     aws = {
         "conn_type": "aws",
@@ -302,12 +302,12 @@ def connections(monkeypatch: pytest.MonkeyPatch, url: str) -> Callable[..., Dyna
     return connect
 
 
-async def test_the_hook(told: Told, connections: Callable[..., DynamoLockHook]) -> None:
+async def test_the_hook(output: Output, connections: Callable[..., DynamoLockHook]) -> None:
     hook = connections(botocore_config={"proxies": {"ftp": f"http://user:{PROXY}@127.0.0.1:1"}})
     client = hook.get_conn()
-    told.note(hook, vars(hook), hook.settings, client, hook.test_connection())
+    output.note(hook, vars(hook), hook.settings, client, hook.test_connection())
     async with DynamoLockHook().async_client() as (locks, settings):
-        told.note(locks, settings, await locks.get("never used"))
+        output.note(locks, settings, await locks.get("never used"))
 
 
 @pytest.mark.parametrize(
@@ -327,26 +327,26 @@ async def test_the_hook(told: Told, connections: Callable[..., DynamoLockHook]) 
     ],
     ids=lambda extra: "-".join(extra),
 )
-def test_a_connection_of_no_use(
-    told: Told, connections: Callable[..., DynamoLockHook], extra: dict[str, Any]
+def test_an_invalid_connection(
+    output: Output, connections: Callable[..., DynamoLockHook], extra: dict[str, Any]
 ) -> None:
     hook = connections(**extra)
-    told.note(hook)
-    told.failing(lambda: hook.get_conn().get("anything"))
+    output.note(hook)
+    output.note_error(lambda: hook.get_conn().get("anything"))
     with suppress(LockError):
-        told.note(hook.settings)
+        output.note(hook.settings)
 
 
 def test_an_aws_connection_that_does_not_exist(
-    told: Told, connections: Callable[..., DynamoLockHook], monkeypatch: pytest.MonkeyPatch
+    output: Output, connections: Callable[..., DynamoLockHook], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", f"aws://AKIA:{PASSWORD}@/?__extra__=%7B%22region")
     for name in ("other", "missing"):
         try:
-            told.note(connections(aws_conn_id=name).get_conn().get("anything"))
+            output.note(connections(aws_conn_id=name).get_conn().get("anything"))
         except Exception as failure:
             if isinstance(failure, (LockError, LockAccessError)):
-                told.note(failure)
+                output.note(failure)
 
 
 TI = SimpleNamespace(
@@ -362,18 +362,18 @@ TI = SimpleNamespace(
 
 
 def test_the_triggers_and_what_they_store(
-    told: Told, connections: Callable[..., DynamoLockHook], monkeypatch: pytest.MonkeyPatch, url: str
+    output: Output, connections: Callable[..., DynamoLockHook], monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     results: dict[str, Any] = {}
 
     def keep(value: Any, key: str, **_: Any) -> None:
         results[key] = value
 
-    def give(**_: Any) -> Any:
+    def load(**_: Any) -> Any:
         return results["return_value"]
 
     monkeypatch.setattr(XCom, "set", keep)
-    monkeypatch.setattr(XCom, "get_one", give)
+    monkeypatch.setattr(XCom, "get_one", load)
     triggers: list[BaseTrigger] = [
         DynamoLockAcquireTrigger("triggered"),
         DynamoLockSensorTrigger("triggered", timeout=0.1, poke_interval=0.05),
@@ -382,13 +382,13 @@ def test_the_triggers_and_what_they_store(
     ]
     for trigger in triggers:
         trigger.task_instance = TI  # type: ignore[assignment]
-        told.note(trigger, vars(trigger), trigger.serialize())
-        told.note(asyncio.run(trigger.work()))  # type: ignore[attr-defined]
-    told.note(results)
+        output.note(trigger, vars(trigger), trigger.serialize())
+        output.note(asyncio.run(trigger.work()))  # type: ignore[attr-defined]
+    output.note(results)
     assert results["return_value"]["key"] == "triggered"
 
 
-def test_the_operator(told: Told, connections: Callable[..., DynamoLockHook], url: str) -> None:
+def test_the_operator(output: Output, connections: Callable[..., DynamoLockHook], url: str) -> None:
     locks = LockClient(sdk(url), table=TABLE)
     assert locks.try_acquire("operated", data=DATA)
 
@@ -398,17 +398,17 @@ def test_the_operator(told: Told, connections: Callable[..., DynamoLockHook], ur
 
     context: Any = {"ti": TI, "outlet_events": {}}
     busy = operator("operated", print)
-    told.note(busy, vars(busy))
+    output.note(busy, vars(busy))
     with pytest.raises(TaskDeferred) as deferred:
         busy.execute(context)
-    told.note(deferred.value, vars(deferred.value.trigger))
+    output.note(deferred.value, vars(deferred.value.trigger))
     lease = locks.try_acquire("operated again", data=DATA)
     assert lease
     again = operator("operated again", lambda: 17)
-    told.note(again.execute_locked(context, lease.as_dict()), lease.as_dict())
+    output.note(again.execute_locked(context, lease.as_dict()), lease.as_dict())
 
 
-# -- the SDK's own ------------------------------------------------------------------------------------------------
+# -- the log of the SDK -------------------------------------------------------------------------------------------
 
 
 def test_what_botocore_shows_at_debug(url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,6 @@
-"""Each role of docs/permissions.md has the permissions that it needs, and no more. The policies are the page's own.
+"""Each role of docs/permissions.md has the permissions that it needs, and no more. The policies are read from the page.
 
-Actions are enforced by moto's IAM; actions, resources and leading keys once more by `policies.Guarded`.
+`policies.Guarded` enforces actions, resources and leading keys. moto's IAM enforces the actions once more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SEVERAL = "try_acquire of several"
 
 Call = Callable[[LockClient, str, Lease], Any]
 
-#: What the clients can be asked to do, and the actions that it takes.
+#: Calls of the clients, with the actions that each one uses.
 CALLS: dict[str, tuple[Call, set[str]]] = {
     "create_table": (
         lambda locks, _, __: locks.create_table(),
@@ -50,19 +50,19 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
         {"UpdateItem", "BatchGetItem"},
     ),
     "acquire, waiting": (
-        # As a task does: with a lease id that another process may have waited under.
+        # As a task: with a lease id with which another process may have waited.
         lambda locks, key, _: _until_polled(
             locks, lambda timeout: locks.acquire(key, timeout=timeout, poll_interval=0.01, lease_id="ti")
         ),
         {"UpdateItem", "BatchGetItem", "Query", "PutItem", "DeleteItem"},
     ),
-    "acquire, waiting but not in line": (
+    "acquire, waiting outside the queue": (
         lambda locks, key, _: _until_polled(
             locks, lambda timeout: locks.acquire(key, timeout=timeout, poll_interval=0.01, fair=False)
         ),
         {"UpdateItem", "BatchGetItem"},
     ),
-    # A process that has had no answer yet asks for the server's time first.
+    # A process that has not received an answer yet requests server time first.
     "renew": (lambda locks, _, lease: locks.renew(lease), {"GetItem", "UpdateItem"}),
     "enter": (lambda locks, _, lease: locks.enter(lease, "p"), {"GetItem", "UpdateItem"}),
     "leave": (lambda locks, _, lease: locks.leave(lease, "p"), {"UpdateItem"}),
@@ -89,14 +89,14 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
     "set_capacity": (lambda locks, key, _: locks.set_capacity(f"{key}/free", 3), {"GetItem", "UpdateItem"}),
 }
 _HOLDS = {
-    *("try_acquire", SEVERAL, "acquire, waiting", "acquire, waiting but not in line"),
+    *("try_acquire", SEVERAL, "acquire, waiting", "acquire, waiting outside the queue"),
     *("renew", "enter", "leave", "release"),
 }
 _WAITS = {"wait", "look", "get"}
 
-# A refused write shows the item, so that these read nothing. Where an engine does not show it, they use `GetItem`,
-# which those who hold have for waiting.
-#: What each role is for. What its permissions allow besides is `MORE`.
+# A refused write returns the item, so these calls read nothing. If an engine does not return it, they use `GetItem`,
+# which holders may use because they wait.
+#: Calls that each role is for. `MORE` contains what its permissions allow besides.
 ROLES = {
     "Holder": _HOLDS | _WAITS,
     "Waiter": _WAITS,
@@ -107,7 +107,7 @@ ROLES = {
     },
     TEAM: _HOLDS | _WAITS,
 }
-#: Nobody can be let write a lease and not break one: both are `UpdateItem`. See docs/security.md.
+#: No policy can allow writing a lease but not breaking one: both are `UpdateItem`. See docs/security.md.
 MORE = {
     "Holder": {"break_lock", "remove_waiter", "set_capacity", "waiters"},
     TEAM: {"break_lock", "remove_waiter", "set_capacity", "waiters"},
@@ -117,7 +117,7 @@ MORE = {
 
 
 def policy_of(role: str) -> dict[str, Any]:
-    """The policy below the role's heading."""
+    """Return the policy below the role's heading."""
     _, _, below = PAGE.read_text().partition(f"\n## {role}\n")
     (block,) = re.findall(r"^```json\n(.*?)^```$", below.partition("\n## ")[0], re.M | re.S)
     policy: dict[str, Any] = json.loads(block)
@@ -151,7 +151,7 @@ def _until_polled(locks: LockClient, wait: Callable[[float], object]) -> None:
 
 @pytest.fixture(scope="module")
 def sdk() -> Iterator[Any]:
-    """An SDK client of moto in this process, which asks nobody who he is, with a lock table and another one."""
+    """An SDK client of moto in this process, without authentication, with a lock table and another table."""
     with mock_aws():
         client = boto3.client("dynamodb", region_name=REGION)
         for table in (TABLE, "others_locks"):
@@ -161,12 +161,12 @@ def sdk() -> Iterator[Any]:
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    """A lock of the team's, and of the test's own."""
+    """Key of a lock of the team that only this test uses."""
     return f"team-a/{request.node.name}"
 
 
 def held(sdk: Any, key: str, table: str = TABLE) -> Lease:
-    """A lease of a lock that is now held, and that somebody has waited for who has not been heard of for long."""
+    """Acquire a lock, and add a waiter that has sent no heartbeat for long. Return the lease."""
     lease = LockClient(sdk, table=table).try_acquire(key)
     assert lease is not None
     waiter = Waiter(key, "place", "their lease", "them", 1, 1, 0, 0, None, "waiting:them", "v", 1)
@@ -190,13 +190,13 @@ def may(role: str, name: str) -> bool:
 @pytest.mark.proof
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", CALLS)
-def test_a_role_can_do_what_it_is_for_and_nothing_else(sdk: Any, key: str, role: str, name: str) -> None:
+def test_a_role_can_do_what_it_is_for_and_no_more(sdk: Any, key: str, role: str, name: str) -> None:
     locks = LockClient(Guarded(sdk, policy_of(role)), table=TABLE)
     assert is_refused(name, locks, held(sdk, key)) != may(role, name)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_takes_these_actions(sdk: Any, key: str, name: str) -> None:
+def test_a_call_uses_exactly_these_actions(sdk: Any, key: str, name: str) -> None:
     everything = {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
     guarded = Guarded(sdk, everything)
     call, actions = CALLS[name]
@@ -206,7 +206,7 @@ def test_a_call_takes_these_actions(sdk: Any, key: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_has_no_action_that_it_does_not_use(role: str) -> None:
+def test_a_role_has_no_unused_action(role: str) -> None:
     used = set().union(*(CALLS[name][1] for name in ROLES[role]))
     assert actions_of(role) == used
 
@@ -222,7 +222,7 @@ def test_no_role_reaches_another_table(sdk: Any, key: str, role: str, name: str)
 @pytest.mark.proof
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("foreign", ["team-b/", "team-a", "team-ab/", "xteam-a/", "TEAM-A/"])
-def test_a_team_reaches_no_keys_but_its_own(sdk: Any, name: str, foreign: str) -> None:
+def test_a_team_reaches_only_its_own_keys(sdk: Any, name: str, foreign: str) -> None:
     locks = LockClient(Guarded(sdk, policy_of(TEAM)), table=TABLE)
     assert is_refused(name, locks, held(sdk, f"{foreign}{name}"))
 
@@ -237,8 +237,8 @@ def test_one_foreign_key_refuses_the_whole_batch() -> None:
     assert not is_allowed(policy, "BatchGetItem", batch("team-a/orders", "team-b/orders"))
 
 
-def test_a_team_shows_that_those_who_wait_are_alive() -> None:
-    """By leases whose keys are not its own."""
+def test_a_team_can_renew_the_presence_of_its_processes() -> None:
+    """The keys of these leases do not have the prefix of the team."""
     policy = policy_of(TEAM)
     for key, allowed in (("waiting:5f0b", True), ("waiting", False), ("team-b/waiting:", False)):
         write = {"TableName": TABLE, "Key": {"key": {"S": key}, "entry": {"S": "lock"}}}
@@ -246,7 +246,7 @@ def test_a_team_shows_that_those_who_wait_are_alive() -> None:
 
 
 def test_a_request_without_keys_is_refused_even_if_its_action_is_added() -> None:
-    """`ForAllValues` holds for no values at all; `Null` is what keeps a scan out."""
+    """`ForAllValues` is true without values. `Null` is the condition that excludes a scan."""
     policy = policy_of(TEAM)
     statement = policy["Statement"][0]
     statement["Action"].append("dynamodb:Scan")
@@ -259,21 +259,21 @@ def test_a_request_without_keys_is_refused_even_if_its_action_is_added() -> None
 
 
 def follows(sdk: Any, policy: dict[str, Any], table: str = "streamed_locks") -> tuple[bool, Guarded, Guarded]:
-    """Whether the stream of a table can be followed with that policy; and the clients that were asked."""
+    """Return whether a client with this policy can follow a table's stream, and its two guarded SDK clients."""
     LockClient(sdk, table=table).create_table(streams=True)
     guarded = Guarded(sdk, policy), Guarded(boto3.client("dynamodbstreams", region_name=REGION), policy)
     locks = LockClient(guarded[0], table=table, streams=guarded[1])
-    watch = locks._core.poller
-    ticket = WaiterHandle(WaitForSlots("k", 1, True, 1.0, None), lambda _: None)
-    watch.add(ticket)
+    poller = locks._core.poller
+    waiter = WaiterHandle(WaitForSlots("k", 1, True, 1.0, None), lambda _: None)
+    poller.add(waiter)
     pauses = iter(range(3))
 
     def sleep(_: float, since: float) -> None:
         if next(pauses) == 2:
-            watch.remove(ticket)
+            poller.remove(waiter)
 
     locks._run(locks._core.stream_reader.follow(), sleep)
-    return watch._reported_until > -math.inf, *guarded
+    return poller._reported_until > -math.inf, *guarded
 
 
 def _for(policy: dict[str, Any], table: str) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _for(policy: dict[str, Any], table: str) -> dict[str, Any]:
     return changed
 
 
-def test_a_reader_of_the_stream_can_follow_it_and_has_no_action_that_it_does_not_use(sdk: Any) -> None:
+def test_a_stream_reader_can_follow_the_stream_and_has_no_unused_action(sdk: Any) -> None:
     can, table, stream = follows(sdk, _for(policy_of(STREAM), "streamed_locks"))
     assert can
     assert table.used | stream.used == actions_of(STREAM)
@@ -289,9 +289,7 @@ def test_a_reader_of_the_stream_can_follow_it_and_has_no_action_that_it_does_not
 
 
 @pytest.mark.parametrize("action", sorted(actions_of(STREAM)))
-def test_without_one_of_its_actions_the_stream_is_not_followed_and_nobody_is_worse_off(
-    sdk: Any, action: str
-) -> None:
+def test_without_one_of_its_actions_the_stream_is_not_followed(sdk: Any, action: str) -> None:
     policy = _for(policy_of(STREAM), "streamed_locks")
     for statement in policy["Statement"]:
         statement["Action"] = [each for each in statement["Action"] if each != f"dynamodb:{action}"]
@@ -300,7 +298,7 @@ def test_without_one_of_its_actions_the_stream_is_not_followed_and_nobody_is_wor
     assert table.refused | stream.refused == {action}
 
 
-def test_no_reader_of_one_tables_stream_reads_anothers(sdk: Any) -> None:
+def test_a_stream_reader_cannot_read_the_stream_of_another_table(sdk: Any) -> None:
     policy = policy_of(STREAM)
     can, table, _ = follows(sdk, policy)
     assert not can
@@ -318,7 +316,7 @@ def test_no_reader_of_one_tables_stream_reads_anothers(sdk: Any) -> None:
 
 @pytest.fixture(scope="module")
 def users(sdk: Any) -> dict[str, LockClient]:
-    """For each role a user of moto's IAM. All resources of DynamoDB are ``*`` to that."""
+    """A client for each role, with a user of moto's IAM, which treats all DynamoDB resources as ``*``."""
     iam = boto3.client("iam", region_name=REGION)
     clients = {}
     for number, role in enumerate(role for role in ROLES if role != TEAM):
@@ -340,9 +338,9 @@ def users(sdk: Any) -> dict[str, LockClient]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("role", [role for role in ROLES if role != TEAM])
-# moto asks for an action named as the transaction, which AWS does not have.
+# moto requires an action with the name of the transaction, which AWS does not have.
 @pytest.mark.parametrize("name", [name for name in CALLS if name != SEVERAL])
-def test_motos_iam_agrees_about_actions(
+def test_the_iam_of_moto_agrees_about_actions(
     sdk: Any, users: dict[str, LockClient], key: str, role: str, name: str
 ) -> None:
     lease = held(sdk, key)

@@ -1,4 +1,4 @@
-"""The simulated table decides as AWS's own engine does: random requests, put to both, have the same outcome."""
+"""The simulated table behaves like DynamoDB Local, AWS's own engine: random requests have the same outcome in both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRITES, REQUESTS = 800, 600
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Any]:
-    """DynamoDB Local, with a lock table."""
+    """Start DynamoDB Local with a lock table, and return a client."""
     with DynamoDBLocal() as db:
         client = db.client()
         LockClient(client, table=TABLE).create_table()
@@ -36,7 +36,7 @@ def engine() -> Iterator[Any]:
 
 
 class Writer:
-    """Writes as the protocol makes them, at random: most fit the record as it is, some do not."""
+    """Builds random writes of the protocol. Most of them fit the current record, and some do not."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -46,9 +46,9 @@ class Writer:
     def next(self, record: LockRecord | None) -> Request:
         chance, form = self.chance, self.format
         holders = list(record.holders.values()) if record else []
-        anybody = Holder(f"lease{chance.randrange(3)}", "me", 1, 30_000, 15_000, "v?", 0)
-        who = chance.choice([*holders, *holders, anybody])
-        seen = chance.choice([None, who.version])
+        unknown = Holder(f"lease{chance.randrange(3)}", "me", 1, 30_000, 15_000, "v?", 0)
+        holder = chance.choice([*holders, *holders, unknown])
+        seen = chance.choice([None, holder.version])
         claim = Claim(
             key="k",
             lease_id=chance.choice(["lease0", "lease1", "lease.2#:"]),
@@ -63,24 +63,26 @@ class Writer:
         writes: list[Callable[[], Request]] = [
             lambda: form.acquire_idle(claim, self.stamp(), chance.choice([None, known])),
             lambda: form.acquire_slots(claim, self.stamp(), known),
-            lambda: form.reacquire(claim, who, self.stamp()),
-            lambda: form.renew("k", who.lease_id, 30_000, self.stamp(), Heartbeat(), seen),
-            lambda: form.renew("k", who.lease_id, 30_000, self.stamp(), Change(), seen),
+            lambda: form.reacquire(claim, holder, self.stamp()),
+            lambda: form.renew("k", holder.lease_id, 30_000, self.stamp(), Heartbeat(), seen),
+            lambda: form.renew("k", holder.lease_id, 30_000, self.stamp(), Change(), seen),
             lambda: form.renew(
-                "k", who.lease_id, 30_000, self.stamp(), Enter(f"p{chance.randrange(3)}"), seen
+                "k", holder.lease_id, 30_000, self.stamp(), Enter(f"p{chance.randrange(3)}"), seen
             ),
-            lambda: form.leave("k", who.lease_id, f"p{chance.randrange(3)}", 30_000, self.stamp()),
-            lambda: form.release("k", who.lease_id, who.slots, self.stamp(), confirmed=chance.random() < 0.5),
+            lambda: form.leave("k", holder.lease_id, f"p{chance.randrange(3)}", 30_000, self.stamp()),
+            lambda: form.release(
+                "k", holder.lease_id, holder.slots, self.stamp(), confirmed=chance.random() < 0.5
+            ),
             lambda: form.release(
                 "k",
-                who.lease_id,
-                who.slots,
+                holder.lease_id,
+                holder.slots,
                 self.stamp(),
                 confirmed=True,
                 leaving=f"p{chance.randrange(3)}",
             ),
-            lambda: form.break_("k", who, self.stamp()),
-            lambda: form.renew("k", who.lease_id, 15_000, self.stamp(), Drain(), seen),
+            lambda: form.break_("k", holder, self.stamp()),
+            lambda: form.renew("k", holder.lease_id, 15_000, self.stamp(), Drain(), seen),
         ]
         if holders:
             dead = chance.sample(holders, chance.randint(1, len(holders)))
@@ -96,8 +98,8 @@ class Writer:
         return Stamp(f"v{self._versions}", self.chance.choice([time, time, None]), time, 0.0)
 
 
-class Stranger:
-    """Requests of all kinds on a few items, with conditions as they come. Most are valid, some are not."""
+class RandomRequests:
+    """Builds random requests of all kinds on a few items, with random conditions. Most are valid, and some are not."""
 
     KEYS = ("a", "b")
     ENTRIES = ("lock", "waiter/1", "waiter/10", "waiter/é", "waiter/𝄞", "waiter0")
@@ -127,7 +129,7 @@ class Stranger:
                 return Request(f"{kind}Item", params)
             case "transaction":
                 if self._transactions and self.chance.random() < 0.15:
-                    return self.chance.choice(self._transactions[-3:])  # as an SDK sends it again
+                    return self.chance.choice(self._transactions[-3:])  # as if the SDK sent it again
                 self._transactions.append(self._transaction())
                 return self._transactions[-1]
             case "query":
@@ -211,7 +213,7 @@ class Stranger:
     def _query(self) -> dict[str, Any]:
         chance, terms = self.chance, _Terms()
         in_pages = chance.random() < 0.5
-        # Whether a page that ends at the very bound of its range says that there is another one, nobody promises.
+        # If a page ends exactly at the bound of its range, DynamoDB does not specify whether there is another page.
         bounds = ["1", "l", "waiter", "waiter/", "waiter/15", "x"]
         if not in_pages:
             bounds += self.ENTRIES
@@ -248,7 +250,7 @@ class Stranger:
 
 
 class _Terms:
-    """The placeholders of a request's expressions: DynamoDB wants those that are used, and no others."""
+    """The placeholders in the expressions of a request: DynamoDB requires exactly those that are used."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -268,10 +270,10 @@ class _Terms:
         return {kind: each for kind, each in terms.items() if each}
 
 
-def outcome(ask: Callable[[Request], Any], request: Request) -> tuple[str, Any]:
-    """What became of a request, as far as it is DynamoDB's promise: the order of a batch and the words are not."""
+def outcome(send: Callable[[Request], Any], request: Request) -> tuple[str, Any]:
+    """Return the outcome of a request, without what DynamoDB does not specify: batch order and message texts."""
     try:
-        output = ask(request)
+        output = send(request)
     except ClientError as failure:
         reasons = failure.response.get("CancellationReasons", ())
         return failure.response["Error"]["Code"], [(each["Code"], each.get("Item")) for each in reasons]
@@ -286,22 +288,22 @@ def test_every_write_has_the_same_outcome_on_the_real_engine(engine: Any) -> Non
     record, outcomes = None, set()
     for _ in range(WRITES):
         request = writer.next(record)
-        real = outcome(partial(ask, engine), request)
-        assert outcome(partial(ask, simulated), request) == real, request
+        real = outcome(partial(send, engine), request)
+        assert outcome(partial(send, simulated), request) == real, request
         outcomes.add(real[0])
         item = simulated.table.get(request.params["Key"])
         record = writer.format.record(item, None) if item else None
     assert outcomes == {"done", "ConditionalCheckFailedException"}
-    assert left(engine, "k") == simulated.table.items
+    assert items_of(engine, "k") == simulated.table.items
 
 
 def test_every_request_has_the_same_outcome_on_the_real_engine(engine: Any) -> None:
-    stranger, simulated = Stranger(7), SimulatedClient(shows_refused=False)
+    requests, simulated = RandomRequests(7), SimulatedClient(shows_refused=False)
     outcomes = set()
     for _ in range(REQUESTS):
-        request = stranger.next()
-        real = outcome(partial(ask, engine), request)
-        assert outcome(partial(ask, simulated), request) == real, request
+        request = requests.next()
+        real = outcome(partial(send, engine), request)
+        assert outcome(partial(send, simulated), request) == real, request
         outcomes.add((request.action, real[0]))
     assert outcomes == {
         *((action, "done") for action in ("UpdateItem", "PutItem", "DeleteItem", "TransactWriteItems")),
@@ -310,15 +312,15 @@ def test_every_request_has_the_same_outcome_on_the_real_engine(engine: Any) -> N
         *((action, "ValidationException") for action in ("UpdateItem", "TransactWriteItems", "Query")),
         *((action, "done") for action in ("Query", "BatchGetItem")),
     }
-    assert left(engine, Stranger.KEYS) == simulated.table.items
+    assert items_of(engine, RandomRequests.KEYS) == simulated.table.items
 
 
-def ask(engine: Any, request: Request) -> Any:
+def send(engine: Any, request: Request) -> Any:
     return getattr(engine, xform_name(request.action))(**request.params)
 
 
-def left(engine: Any, keys: Iterable[str]) -> dict[tuple[str, str], Any]:
-    """All that is in the table under these keys."""
+def items_of(engine: Any, keys: Iterable[str]) -> dict[tuple[str, str], Any]:
+    """Return all items in the table with these keys."""
     items = engine.scan(TableName=TABLE, ConsistentRead=True)["Items"]
     places = {(item["key"]["S"], item["entry"]["S"]): item for item in items}
     return {place: item for place, item in places.items() if place[0] in keys}

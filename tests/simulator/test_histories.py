@@ -1,4 +1,4 @@
-"""The evidence: the invariants hold in very many histories, and do not where a rule or an assumption is broken."""
+"""The invariants hold in very many histories, and are violated if a rule or an assumption is broken."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from proof.simulator.many import find, play_some, quiet
 from proof.simulator.mutations import MUTATIONS
 from proof.simulator.world import Assumptions
 
-#: In so many histories, from the seed that is known to show it on, a spoilt protocol is found out at the latest. A
-#: change to the core changes which seeds show it: `test_a_spoilt_protocol_is_found_out` then asks for another seed.
+#: Maximum number of histories, from the known seed on, in which a broken rule must be detected. A change to the
+#: core changes which seeds detect it: `test_a_broken_rule_is_detected` then asks for another seed.
 MOST = 100
 
 
-#: `make test` plays so many, in parts that are spread over its workers.
+#: Number of histories in `make test`, and in each part that one of its workers plays.
 HISTORIES, PART = 2_000, 250
 
 
 @pytest.fixture(scope="session")
 def player() -> Iterator[ProcessPoolExecutor]:
-    """A process that plays histories and does nothing else.
+    """Start a process that only plays histories.
 
-    In the process of the tests, clients of other tests may have left threads, and each clock read of theirs would
+    In the process of the tests, clients of other tests may have left threads, and each of their clock reads would
     change a history.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
@@ -53,7 +53,7 @@ def test_the_invariants_hold_in_very_many_histories(tmp_path: Path) -> None:
     histories = int(os.environ.get("HISTORIES", "10000"))
     report = tmp_path / "histories.json"
     play = [sys.executable, "-m", "proof.simulator", "--first", "1", "--histories", str(histories)]
-    # On all cores, for minutes: the tests beside it go first.
+    # It uses all cores for minutes, so the other tests get a higher priority.
     subprocess.run(["nice", *play, "--report", str(report)], stdout=subprocess.DEVNULL, check=False)
     figures = json.loads(report.read_text())
 
@@ -72,12 +72,12 @@ def test_the_unit_test_of_each_mutation_fails_under_it() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, each in MUTATIONS.items() if each.test is None])
-def test_a_spoilt_protocol_is_found_out(player: ProcessPoolExecutor, name: str) -> None:
+def test_a_broken_rule_is_detected(player: ProcessPoolExecutor, name: str) -> None:
     first = MUTATIONS[name].seed
     (correct,) = player.submit(play_some, [first]).result()
-    assert correct.violations == (), "it is the mutation that is found"
+    assert correct.violations == (), "there must be no violation without the mutation"
     assert player.submit(find, name, MOST, first).result(), (
-        f"{MUTATIONS[name].rule}: broken, and no history from {first} on shows it. Find one with "
+        f"{MUTATIONS[name].rule}: broken, but no history from {first} on detects it. Find one with "
         f"find({name!r}, 10_000), and set it as the seed of this mutation."
     )
 
@@ -90,7 +90,7 @@ def test_a_spoilt_protocol_is_found_out(player: ProcessPoolExecutor, name: str) 
         "servers whose clocks differ by more than allowed",
     ],
 )
-def test_a_broken_assumption_is_found_out(
+def test_a_broken_assumption_is_detected(
     player: ProcessPoolExecutor, broken: Assumptions, first: int
 ) -> None:
     verdicts = (player.submit(play_some, [seed], broken).result()[0] for seed in range(first, first + MOST))
@@ -98,8 +98,8 @@ def test_a_broken_assumption_is_found_out(
 
 
 @pytest.mark.parametrize("seed", ["11", "73"])
-def test_a_history_is_played_again_exactly(seed: str) -> None:
-    """Whatever else differs between two processes of Python, such as the order of what is in a set."""
+def test_a_history_is_the_same_each_time(seed: str) -> None:
+    """Whatever differs between two Python processes, such as the iteration order of sets."""
     stories = {
         subprocess.run(
             [sys.executable, "-m", "proof.simulator", "--seed", seed],

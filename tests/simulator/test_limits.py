@@ -1,4 +1,4 @@
-"""DynamoDB's limits hold on all engines that stand in for it; AWS's own engine says where they are."""
+"""All engines have the limits of DynamoDB. AWS's own engine, DynamoDB Local, confirms them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TABLE = "limits"
 
 
 def _comparisons(number: int) -> str:
-    """A condition with that many comparisons, and one OR between two."""
+    """Return a condition with this number of comparisons, with an OR between two."""
     return " OR ".join(["#n = :n"] * number)
 
 
 def _of_bytes(size: int) -> str:
-    """A condition of that many bytes."""
+    """Return a condition of this number of bytes."""
     return "#n = :n".ljust(size)
 
 
@@ -52,7 +52,7 @@ def _update(condition: str) -> dict[str, Any]:
 
 @pytest.fixture(params=["moto", pytest.param("dynamodb_local", marks=pytest.mark.proof)])
 def engine(request: pytest.FixtureRequest) -> Any:
-    """A client of an engine with a lock table."""
+    """Return a client of an engine with a lock table."""
     served: Engine = request.getfixturevalue(request.param)
     client = served.client()
     LockClient(client, table=TABLE).create_table()
@@ -60,20 +60,20 @@ def engine(request: pytest.FixtureRequest) -> Any:
     return client
 
 
-@pytest.mark.parametrize(("condition", "fits"), LIMITS.values(), ids=LIMITS)
-def test_an_engine_refuses_an_expression_that_is_too_large(engine: Any, condition: str, fits: bool) -> None:
-    if fits:
+@pytest.mark.parametrize(("condition", "accepted"), LIMITS.values(), ids=LIMITS)
+def test_an_engine_refuses_an_invalid_expression(engine: Any, condition: str, accepted: bool) -> None:
+    if accepted:
         engine.update_item(**_update(condition))
     else:
         with pytest.raises(ClientError, match="ValidationException"):
             engine.update_item(**_update(condition))
 
 
-@pytest.mark.parametrize(("condition", "fits"), LIMITS.values(), ids=LIMITS)
-def test_so_does_the_simulated_table(condition: str, fits: bool) -> None:
+@pytest.mark.parametrize(("condition", "accepted"), LIMITS.values(), ids=LIMITS)
+def test_the_simulated_table_refuses_an_invalid_expression(condition: str, accepted: bool) -> None:
     table = Table()
     table.write("Put", {"Item": {"key": {"S": "a"}, "entry": {"S": "lock"}, "n": {"N": "1"}}}, 0.0)
-    if fits:
+    if accepted:
         table.write("Update", _update(condition), 0.0)
     else:
         with pytest.raises(InvalidExpression):
@@ -81,7 +81,7 @@ def test_so_does_the_simulated_table(condition: str, fits: bool) -> None:
 
 
 @pytest.mark.parametrize("condition", ["attribute_exists((#n))", "size ((#n)) > :n", "#n IN ((:n))"])
-def test_parentheses_in_those_of_a_function_or_of_in_are_not_redundant(condition: str) -> None:
+def test_parentheses_within_those_of_a_function_or_of_in_are_not_redundant(condition: str) -> None:
     limits.check("UpdateItem", _update(condition))
 
 

@@ -1,4 +1,4 @@
-"""`scripts/mutate.py` judges mutants of the present core, and `scripts/survivors.txt` explains none that is gone."""
+"""`scripts/mutate.py` tests mutants of the core, and `scripts/survivors.txt` explains only mutants that exist."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MUTATE = ROOT / "scripts" / "mutate.py"
 
 
 def mutate(*arguments: str) -> str:
-    """The output of `scripts/mutate.py`, which must end with success."""
+    """Run `scripts/mutate.py`, which must succeed, and return its output."""
     command = [sys.executable, str(MUTATE), *arguments]
     run = subprocess.run(command, capture_output=True, check=False, text=True, cwd=ROOT)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
 
-def test_each_explained_survivor_is_a_mutant_of_today() -> None:
+def test_each_explained_survivor_is_an_existing_mutant() -> None:
     lines = (ROOT / "scripts" / "survivors.txt").read_text().splitlines()
     explained = {line for line in lines if line and not line.startswith("#")}
     assert explained - set(mutate("--explain").splitlines()) == set()

@@ -1,4 +1,4 @@
-"""What the adversary may do to a transaction: send it twice, refuse it, and show half of it to a read."""
+"""The simulated network and transactions: it may deliver one twice, refuse one, and show half of one to a read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOTH = ("lock", "waiter/1")
 class Scene:
     """A table, and processes that send requests to it.
 
-    :ivar applied: the entries that were written, in their order.
+    :ivar applied: the entries that were written, in order.
     """
 
     def __init__(self, fault_rates: FaultRates | None = None, seed: int = 1) -> None:
@@ -31,8 +31,8 @@ class Scene:
         self.applied.append(params["Key"]["entry"]["S"])
 
     def do(self, work: Callable[[Sdk], Awaitable[Any]]) -> list[Any]:
-        """Let a process of its own begin with that now. What came of it is in the list when it is over."""
-        process, results = self.world.process("somebody"), list[Any]()
+        """Start the work in a new process, and return a list that receives its result or its exception."""
+        process, results = self.world.process("a process"), list[Any]()
 
         async def until_done() -> None:
             try:
@@ -44,13 +44,13 @@ class Scene:
         return results
 
     def after(self, work: Callable[[Sdk], Awaitable[Any]], seconds: float = 200.0) -> Any:
-        """What comes of it, and of all that is still on its way."""
+        """Do the work, wait until all requests have arrived, and return its result or its exception."""
         results = self.do(work)
         self.world.run(lambda: False, self.world.now + seconds)
         return results[0]
 
     def counts(self) -> list[int]:
-        """How often each of the two entries was counted up."""
+        """Return the counters of the two entries."""
         items = [self.network.table.get(_key(entry)) for entry in BOTH]
         return [int(item["n"]["N"]) if item else 0 for item in items]
 
@@ -58,30 +58,30 @@ class Scene:
 def test_a_transaction_is_carried_out_once_however_often_it_arrives() -> None:
     for fault_rates in (FaultRates(late=1.0), FaultRates(answer_lost=1.0)):
         scene = Scene(fault_rates)
-        assert isinstance(scene.after(count_up), ReadTimeoutError)
+        assert isinstance(scene.after(increment), ReadTimeoutError)
         assert scene.world.faults["request retried by the SDK"] == 1
         assert scene.counts() == [1, 1]
         assert scene.applied == list(BOTH)
 
 
-def test_a_transaction_that_the_sdk_sends_again_has_succeeded() -> None:
+def test_a_transaction_that_the_sdk_sends_again_succeeds() -> None:
     scene = Scene(FaultRates(answer_lost=0.5), seed=4)
-    output = scene.after(count_up)
+    output = scene.after(increment)
     assert output["ResponseMetadata"]["RetryAttempts"] == 1
     assert scene.counts() == [1, 1]
 
 
-def test_another_call_is_another_transaction() -> None:
+def test_each_call_is_a_transaction_of_its_own() -> None:
     scene = Scene()
-    scene.after(count_up)
-    scene.after(count_up)
+    scene.after(increment)
+    scene.after(increment)
     assert scene.counts() == [2, 2]
 
 
-def test_a_refused_transaction_says_what_was_wrong_with_which_item() -> None:
+def test_a_refused_transaction_has_a_reason_for_each_item() -> None:
     scene = Scene()
-    scene.after(count_up)
-    refused = scene.after(lambda sdk: count_up(sdk, condition="#n = :zero"))
+    scene.after(increment)
+    refused = scene.after(lambda sdk: increment(sdk, condition="#n = :zero"))
     assert isinstance(refused, ClientError)
     assert refused.response["Error"]["Code"] == "TransactionCanceledException"
     reasons: Any = refused.response["CancellationReasons"]
@@ -92,52 +92,52 @@ def test_a_refused_transaction_says_what_was_wrong_with_which_item() -> None:
 
 def test_in_a_conflict_nothing_is_written() -> None:
     scene = Scene()
-    assert "ResponseMetadata" in scene.after(count_up)
-    assert "ResponseMetadata" in scene.after(lambda sdk: sdk.update_item(**_up("alone")))
+    assert "ResponseMetadata" in scene.after(increment)
+    assert "ResponseMetadata" in scene.after(lambda sdk: sdk.update_item(**_increment("alone")))
     scene.network.fault_rates = FaultRates(conflicted=1.0)
 
-    conflict = scene.after(count_up)
+    conflict = scene.after(increment)
     assert conflict.response["Error"]["Code"] == "TransactionCanceledException"
     codes = [each["Code"] for each in conflict.response["CancellationReasons"]]
     assert sorted(codes) == ["None", "TransactionConflict"]
 
-    conflict = scene.after(lambda sdk: sdk.update_item(**_up("lock")))
+    conflict = scene.after(lambda sdk: sdk.update_item(**_increment("lock")))
     assert conflict.response["Error"]["Code"] == "TransactionConflictException"
     assert scene.counts() == [1, 1]
 
-    assert "ResponseMetadata" in scene.after(lambda sdk: sdk.update_item(**_up("alone")))
+    assert "ResponseMetadata" in scene.after(lambda sdk: sdk.update_item(**_increment("alone")))
 
 
-def test_one_that_was_carried_out_is_in_no_conflict_when_it_arrives_again() -> None:
+def test_an_applied_transaction_that_arrives_again_has_no_conflict() -> None:
     scene = Scene()
-    scene.after(lambda sdk: count_up(sdk, token="mine"))
+    scene.after(lambda sdk: increment(sdk, token="mine"))
     scene.network.fault_rates = FaultRates(conflicted=1.0)
-    assert "ResponseMetadata" in scene.after(lambda sdk: count_up(sdk, token="mine"))
+    assert "ResponseMetadata" in scene.after(lambda sdk: increment(sdk, token="mine"))
     assert scene.counts() == [1, 1]
 
 
 def test_a_consistent_query_may_show_half_a_transaction_but_nothing_from_before_it_was_sent() -> None:
-    def seen(seed: int) -> tuple[int, ...]:
-        """By a query that is under way while both are counted up from 1."""
+    def shown(seed: int) -> tuple[int, ...]:
+        """Return the counters that a query shows while a transaction increments both from 1."""
         scene = Scene(FaultRates(slow=0.5), seed)
-        once = scene.do(count_up)
+        once = scene.do(increment)
         scene.world.run(lambda: bool(once), 10.0)
-        scene.do(count_up)
-        output = scene.after(look)
+        scene.do(increment)
+        output = scene.after(query)
         return tuple(int(item["n"]["N"]) for item in output["Items"])
 
-    assert set(map(seen, range(100))) == {(1, 1), (1, 2), (2, 1), (2, 2)}
+    assert set(map(shown, range(100))) == {(1, 1), (1, 2), (2, 1), (2, 2)}
 
 
-async def count_up(sdk: Sdk, condition: str | None = None, token: str | None = None) -> Any:
-    """A transaction that counts both of the entries up."""
-    updates = [{"Update": _up(entry, condition)} for entry in BOTH]
+async def increment(sdk: Sdk, condition: str | None = None, token: str | None = None) -> Any:
+    """Increment the counters of both entries in a transaction."""
+    updates = [{"Update": _increment(entry, condition)} for entry in BOTH]
     given = {"ClientRequestToken": token} if token else {}
     return await sdk.transact_write_items(TransactItems=updates, **given)
 
 
-async def look(sdk: Sdk) -> Any:
-    """A consistent query."""
+async def query(sdk: Sdk) -> Any:
+    """Read both entries by a consistent query."""
     return await sdk.query(
         TableName=TABLE,
         KeyConditionExpression="#key = :key",
@@ -147,7 +147,7 @@ async def look(sdk: Sdk) -> Any:
     )
 
 
-def _up(entry: str, condition: str | None = None) -> dict[str, Any]:
+def _increment(entry: str, condition: str | None = None) -> dict[str, Any]:
     return {
         "TableName": TABLE,
         "Key": _key(entry),
