@@ -890,6 +890,11 @@ MUTATIONS = {
         _edited(NestedWait._look, ("if behind and", "if False and")),
         seed=599,
     ),
+    "denied-note-forgotten": Mutation(
+        "R14: a wait note that is denied is written later",
+        _edited(NestedWait._note, ("except LockAccessError", "except LockDeadlockError")),
+        test="tests/core/test_deadlock.py::test_a_wait_note_that_is_denied_once_is_written_at_the_next_look",
+    ),
     "cycle-of-three-missed": Mutation(
         "R14: a waiter follows the chain beyond the locks of the holders that block it",
         _edited(

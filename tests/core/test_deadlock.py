@@ -218,6 +218,23 @@ def test_the_chain_ends_at_a_lock_that_cannot_be_read(world: World, monkeypatch:
     assert b.granted is False
 
 
+def test_a_wait_note_that_is_denied_once_is_written_at_the_next_look(world: World) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.wait_for("y")
+    a.run(world.now + 0.01)
+    world.now += 0.1
+    b.wait_for("x")
+    assert b.waits is not None
+    b.waits.until("PutItem").step()
+    b.waits.until("UpdateItem")
+    world.faults.append(DENIED)
+    b.waits.step()  # the note
+
+    run_all(world, [a, b], 5.0)
+
+    assert (a.failure is None, b.failure is None) == (True, False)
+
+
 def test_a_lease_that_cannot_have_a_note_does_not_end_the_wait(world: World) -> None:
     a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
     a.leases.append(replace(a.leases[0], key="in another table"))

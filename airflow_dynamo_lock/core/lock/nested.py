@@ -160,6 +160,9 @@ class NestedWait:
                     self._wait = holder.waits[self._wait.id]
             except LockUnavailableError:
                 raise
+            except LockAccessError as denied:  # not for good, because the claimant has acquired this lock
+                log.debug("Cannot note a wait in the lock %r, trying again: %s", lease.key, denied)
+                continue
             except LockError as failure:  # such as a lease of another table
                 self._forget(lease, str(failure))
                 continue
