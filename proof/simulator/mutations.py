@@ -895,6 +895,11 @@ MUTATIONS = {
         _edited(NestedWait._note, ("except LockAccessError", "except LockDeadlockError")),
         test="tests/core/test_deadlock.py::test_a_wait_note_that_is_denied_once_is_written_at_the_next_look",
     ),
+    "denied-lock-never-read": Mutation(
+        "R14: a lock whose read was denied is read again later",
+        _edited(NestedWait._look, ("self._denied.clear()", "pass")),
+        test="tests/core/test_deadlock.py::test_a_lock_whose_read_was_denied_once_is_read_again_later",
+    ),
     "cycle-of-three-missed": Mutation(
         "R14: a waiter follows the chain beyond the locks of the holders that block it",
         _edited(

@@ -235,6 +235,35 @@ def test_a_wait_note_that_is_denied_once_is_written_at_the_next_look(world: Worl
     assert (a.failure is None, b.failure is None) == (True, False)
 
 
+def test_a_lock_whose_read_was_denied_once_is_read_again_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    answer, denied = world.answer, list[Request]()
+
+    def deny_once(request: Request, clock: Callable[[], float]) -> Reply:
+        if (
+            request.action == "BatchGetItem"
+            and NativeFormat(TABLE).asked_for(request) == {"y"}
+            and not denied
+        ):
+            denied.append(request)
+            raise LockAccessError("Denied.")
+        return answer(request, clock)
+
+    a.wait_for("y")
+    a.run(world.now + 0.01)
+    world.now += 0.1
+    monkeypatch.setattr(world, "answer", deny_once)
+    b.wait_for("x")
+    run_all(world, [b], 2.0)
+    assert denied
+
+    run_all(world, [a, b], 12.0)
+
+    assert (a.failure is None, b.failure is None) == (True, False)
+
+
 def test_a_lease_that_cannot_have_a_note_does_not_end_the_wait(world: World) -> None:
     a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
     a.leases.append(replace(a.leases[0], key="in another table"))

@@ -38,6 +38,8 @@ from airflow_dynamo_lock.log import log
 LOOK_EVERY = 1.0
 # Seconds between two looks while they show a cycle, for this many looks at most.
 _LOOK_SOON, _SOON = 0.5, 20
+# Number of looks after which locks are read again whose read was denied: it may have been denied for a moment only.
+_DENIED_FOR = 10
 # Maximum number of locks that a waiter reads to follow the chain, and of locks of one wait that its note names.
 _MAX_LOCKS, _MAX_NOTED = 200, 20
 # Timeout of the requests that follow the chain, and of those that remove a note, in seconds.
@@ -69,6 +71,7 @@ class NestedWait:
         self._maybe_noted: list[Lease] = []
         self._notes = Feature.WAITS in requests.format.features
         self._denied: set[str] = set()
+        self._looks = 0
         self._suspicious = 0  # looks in a row that showed a cycle
         self._further: frozenset[str] = frozenset()  # locks that the chain led to when it was last followed
 
@@ -120,6 +123,9 @@ class NestedWait:
 
     def _look(self) -> Operation[bool]:
         """Follow the chain. Returns whether the locks seem to be free."""
+        self._looks += 1
+        if self._looks % _DENIED_FOR == 0:
+            self._denied.clear()
         try:
             yield from self._note()
             if not self._noted:
@@ -203,7 +209,7 @@ class NestedWait:
         return records, dead
 
     def _read(self, keys: Iterable[str]) -> Operation[list[tuple[LockRecord, Reply]]]:
-        """Read locks consistently. The chain ends at those that this client may not read."""
+        """Read locks consistently. The chain ends for a while at those that this client may not read."""
         found: list[tuple[LockRecord, Reply]] = []
         for request in self._requests.format.batch_get(sorted(keys), consistent=True):
             try:
