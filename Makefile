@@ -18,7 +18,7 @@ PACKAGES = --extra embedded pyproject.toml packages/client/pyproject.toml --no-e
 
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
-	@echo 'make test    every rule, once, in about five minutes on 2 cores; one run of two real Airflow deployments among them'
+	@echo 'make test    every rule, once, in five to nine minutes on 2 cores; one run of two real Airflow deployments among them'
 	@echo 'make proof   all other tests: a second engine, disasters in a real Airflow and in real processes, 200 waiters,'
 	@echo '             fuzzing, permissions, other libraries, HISTORIES=10000, make matrix SHORT=1;'
 	@echo '             TESTS="tests/chaos -k minute" chooses tests, AIRFLOW=3.0.6 a release for a whole matrix'
