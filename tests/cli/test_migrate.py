@@ -17,6 +17,7 @@ from deployments.patience import PATIENCE, wait_until
 from tests.cli.conftest import TABLE, Shell
 from tests.formats import items
 from tests.formats.conftest import FOREIGN, Place, make_place
+from tests.suites import some_in_proof
 
 
 @dataclass
@@ -27,9 +28,7 @@ class Side:
 
 #: `make test` moves the locks of two libraries: with the item kept (amazon-lock-client), and with it deleted.
 IN_TEST = ("amazon-lock-client", "awsflock")
-FORMATS = [
-    pytest.param(name, marks=() if name in IN_TEST else pytest.mark.proof, id=name) for name in FOREIGN
-]
+FORMATS = some_in_proof(FOREIGN, *IN_TEST)
 
 
 @pytest.fixture(params=FORMATS)
@@ -102,7 +101,9 @@ def test_a_held_lock_is_moved_when_it_is_released(
     shell(*arguments(foreign), "--undo", key)
 
 
-@pytest.mark.parametrize("foreign", [each for each in FORMATS if each.id != "s3"], indirect=True)
+@pytest.mark.parametrize(
+    "foreign", some_in_proof([each for each in FOREIGN if each != "s3"], *IN_TEST), indirect=True
+)
 def test_both_sides_never_hold_the_lock(shell: Shell, locks: LockClient, foreign: Side, key: str) -> None:
     """Each side acquires the lock again and again while it is moved."""
     holds: list[tuple[float, float, str]] = []

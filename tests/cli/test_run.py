@@ -122,13 +122,7 @@ def test_run_waits_for_the_lock_and_sends_heartbeats(shell: Shell, locks: LockCl
 
 @pytest.mark.parametrize(
     "number",
-    [
-        signal.SIGTERM,
-        *(
-            pytest.param(each, marks=pytest.mark.proof)
-            for each in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-        ),
-    ],
+    some_in_proof([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1], signal.SIGTERM),
 )
 def test_signals_are_forwarded_to_the_command(
     shell: Shell, locks: LockClient, key: str, number: signal.Signals

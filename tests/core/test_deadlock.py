@@ -87,6 +87,17 @@ def ring(world: World, number: int) -> list[Locker]:
     return lockers
 
 
+def before_the_second_note(world: World) -> tuple[Locker, Locker, Paused[Granted]]:
+    """Return two lockers that wait for each other, the second one, with its acquire, just before it notes its wait."""
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.wait_for("y")
+    a.run(world.now + 0.01)
+    world.now += 0.1
+    b.wait_for("x")
+    assert b.waits is not None
+    return a, b, b.waits.until("PutItem").step()
+
+
 @pytest.mark.parametrize("number", [2, 3, 5])
 def test_only_the_last_waiter_of_a_cycle_ends_and_names_all(world: World, number: int) -> None:
     lockers = ring(world, number)
@@ -181,13 +192,7 @@ def test_a_member_that_has_died_since_it_saw_the_cycle_blocks_nothing(world: Wor
 
 
 def test_failed_requests_are_retried_until_the_cycle_is_found(world: World) -> None:
-    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
-    a.wait_for("y")
-    a.run(world.now + 0.01)
-    world.now += 0.1
-    b.wait_for("x")
-    assert b.waits is not None
-    b.waits.until("PutItem").step()
+    a, b, _ = before_the_second_note(world)
     world.faults.extend([LOST, UNSENT, UNSENT, UNSENT])
 
     run_all(world, [a, b], 8.0)
@@ -219,16 +224,10 @@ def test_the_chain_ends_at_a_lock_that_cannot_be_read(world: World, monkeypatch:
 
 
 def test_a_wait_note_that_is_denied_once_is_written_at_the_next_look(world: World) -> None:
-    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
-    a.wait_for("y")
-    a.run(world.now + 0.01)
-    world.now += 0.1
-    b.wait_for("x")
-    assert b.waits is not None
-    b.waits.until("PutItem").step()
-    b.waits.until("UpdateItem")
+    a, b, waits = before_the_second_note(world)
+    waits.until("UpdateItem")
     world.faults.append(DENIED)
-    b.waits.step()  # the note
+    waits.step()  # the note
 
     run_all(world, [a, b], 5.0)
 
