@@ -74,6 +74,7 @@ def main() -> int:
         write_page([Report(each) for each in ENVIRONMENTS])
     for report in reports:
         if not report.passed:
+            print(report.failures)
             console.print(f"[bold red]{report.environment.name} failed[/]: {report.output}", soft_wrap=True)
     total = [sum(report.count(outcome) for report in reports) for outcome in ("passed", "failed", "skipped")]
     print("{} passed, {} failed, {} skipped".format(*total))

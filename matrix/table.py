@@ -67,6 +67,13 @@ class Report:
         """Return the number of tests with this outcome."""
         return sum(case.outcome == outcome for case in self.cases)
 
+    @property
+    def failures(self) -> str:
+        """Pytest's account of what failed; its last lines, if it was stopped before it could write one."""
+        lines = self.output.read_text(errors="replace").splitlines()
+        headings = [number for number, line in enumerate(lines) if line.strip("= ") in ("ERRORS", "FAILURES")]
+        return "\n".join(lines[headings[0] if headings else -50 :])
+
     @cached_property
     def cells(self) -> dict[str, str]:
         """The column of this environment in the table: row → result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -328,12 +329,22 @@ def release(
     return lambda: asyncio.run(asyncio.wait_for(in_the_triggerer(), PATIENCE))
 
 
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """Return a function that returns what was logged.
+
+    The logger of a trigger is one of the standard library on Airflow 3.0, and writes to stdout on later releases.
+    """
+    caplog.set_level(logging.INFO)
+    return lambda: caplog.text + capfd.readouterr().out
+
+
 def test_the_release_task_recognizes_a_lease_that_the_last_task_has_released(
     locks: LockClient,
     lease: Lease,
     inside: Guard,
     release: Callable[[], None],
-    capfd: pytest.CaptureFixture[str],
+    logged: Callable[[], str],
 ) -> None:
     succeed({"lock.a": "success"})
     inside.leave()
@@ -341,7 +352,7 @@ def test_the_release_task_recognizes_a_lease_that_the_last_task_has_released(
 
     release()
 
-    log = capfd.readouterr().out
+    log = logged()
     assert "The process of the last guarded task has released the lock" in log
     assert "was not held any more" not in log
     assert holder(locks, successor)
@@ -365,7 +376,7 @@ def test_the_release_task_recognizes_a_lease_that_the_last_task_drains(
     lease: Lease,
     inside: Guard,
     release: Callable[[], None],
-    capfd: pytest.CaptureFixture[str],
+    logged: Callable[[], str],
 ) -> None:
     other = Guard(locks, [lease], Task(), ACQUIRE)
     other.enter()  # its task was marked as successful while it runs
@@ -375,7 +386,7 @@ def test_the_release_task_recognizes_a_lease_that_the_last_task_drains(
     release()
     other.leave()
 
-    assert "The process of the last guarded task has released the lock" in capfd.readouterr().out
+    assert "The process of the last guarded task has released the lock" in logged()
 
 
 @pytest.mark.parametrize(
