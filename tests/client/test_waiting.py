@@ -346,11 +346,12 @@ async def async_client(proxy: Proxy) -> AsyncIterator[AsyncLockClient]:
 
 @pytest.mark.parametrize("end", ["release", "abandon", "break"])
 async def test_until_gone_ends_when_another_process_ends_the_lease(
-    async_client: AsyncLockClient, engine: Engine, key: str, end: str, elsewhere_async: AsyncLockClient
+    async_client: AsyncLockClient, proxy: Proxy, key: str, end: str, elsewhere_async: AsyncLockClient
 ) -> None:
     lease = await elsewhere_async.acquire(key)
+    begun = len(proxy.seen)
     waiting = asyncio.create_task(async_client.until_gone(lease, poll_interval=0.1))
-    await asyncio.sleep(0.4)
+    await asyncio.to_thread(wait_until, lambda: len(proxy.seen) > begun + 2)
     assert not waiting.done()
 
     if end == "abandon":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,12 +30,14 @@ from tests.layer import alert_notifiers
 
 
 class Airflow:
-    """Answers requests for task states."""
+    """Answers requests for task states, and counts them."""
 
     def __init__(self) -> None:
         self.states: dict[str, str | None] = {"lock.heartbeat": "deferred", "lock.release": None}
+        self.asked = 0
 
     async def asend(self, request: Any) -> Any:
+        self.asked += 1
         return SimpleNamespace(task_states={"run": {name: self.states[name] for name in request.task_ids}})
 
     def send(self, message: Any) -> None:
@@ -81,11 +83,18 @@ async def events_of(trigger: DynamoLockHeartbeatTrigger) -> list[str]:
     return [type(event).__name__ async for event in trigger.run()]
 
 
+async def until(true: Callable[[], object]) -> None:
+    """Wait in a thread, while the trigger runs."""
+    await asyncio.to_thread(wait_until, true)
+
+
 async def test_it_renews_the_lease_until_it_is_released(
     airflow: Airflow, lease: Lease, locks: LockClient
 ) -> None:
+    found = await asyncio.to_thread(locks.get, lease.key)
     keeping = asyncio.ensure_future(events_of(trigger()))
-    await asyncio.sleep(1)
+    await until(lambda: locks.get(lease.key) != found)
+    await until(lambda: airflow.asked > 3)
     assert not keeping.done()
     assert await asyncio.to_thread(locks.release, lease)
     assert await asyncio.wait_for(keeping, PATIENCE) == ["TaskSuccessEvent"]
@@ -104,15 +113,17 @@ async def test_it_releases_a_lease_that_the_release_task_did_not(
 
 async def test_it_continues_while_the_release_task_is_up_for_retry(airflow: Airflow, lease: Lease) -> None:
     airflow.states["lock.release"] = "up_for_retry"
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(events_of(trigger()), 1.5)
+    keeping = asyncio.ensure_future(events_of(trigger()))
+    await until(lambda: airflow.asked > 3)
+    assert not keeping.done()
+    keeping.cancel()
 
 
 async def test_it_ends_when_its_task_is_no_longer_deferred(
     airflow: Airflow, lease: Lease, locks: LockClient
 ) -> None:
     keeping = asyncio.ensure_future(events_of(trigger()))
-    await asyncio.sleep(0.5)
+    await until(lambda: airflow.asked > 1)
     airflow.states["lock.heartbeat"] = None  # cleared
     assert await asyncio.wait_for(keeping, PATIENCE) == []
     record = await asyncio.to_thread(locks.get, lease.key)
@@ -120,7 +131,7 @@ async def test_it_ends_when_its_task_is_no_longer_deferred(
     assert record.holders
 
 
-def on_a_worker(states: Any, **arguments: Any) -> Callable[[], None]:
+def on_a_worker(airflow: Airflow, states: Any, **arguments: Any) -> Callable[[], None]:
     """Return the `execute` of a heartbeat task that does not defer.
 
     :param states: state of the release task that Airflow returns, or an exception that it raises.
@@ -130,6 +141,7 @@ def on_a_worker(states: Any, **arguments: Any) -> Callable[[], None]:
     )
 
     def states_of(*, task_ids: list[str], **_: Any) -> Any:
+        airflow.asked += 1
         if isinstance(states, Exception):
             raise states
         return {"run": dict.fromkeys(task_ids, states)}
@@ -151,7 +163,7 @@ def on_a_worker(states: Any, **arguments: Any) -> Callable[[], None]:
 def test_on_a_worker_it_releases_a_lease_that_the_release_task_did_not(
     airflow: Airflow, lease: Lease, locks: LockClient, state: str
 ) -> None:
-    on_a_worker(state, release_task_id="release")()
+    on_a_worker(airflow, state, release_task_id="release")()
     record = locks.get(lease.key)
     assert record
     assert not record.holders
@@ -162,8 +174,9 @@ def test_on_a_worker_it_continues_until_the_release(
     airflow: Airflow, lease: Lease, locks: LockClient, state: Any
 ) -> None:
     with ThreadPoolExecutor() as threads:
-        keeping = threads.submit(on_a_worker(state, release_task_id="release"))
-        assert not wait([keeping], 2.5).done
+        keeping = threads.submit(on_a_worker(airflow, state, release_task_id="release"))
+        wait_until(lambda: airflow.asked > 3)
+        assert not keeping.done()
         locks.release(lease)
         keeping.result(PATIENCE)
 
@@ -172,7 +185,7 @@ def test_on_a_worker_it_sends_alerts(airflow: Airflow, lease: Lease, locks: Lock
     alert_notifiers.SENT.clear()
     alert = LockAlert(0.05, alert_notifiers.Messenger, {"text": "{{ lock_alert.text }}"})
     with ThreadPoolExecutor() as threads:
-        keeping = threads.submit(on_a_worker(None, on_held=alert))
+        keeping = threads.submit(on_a_worker(airflow, None, on_held=alert))
         try:
             wait_until(lambda: alert_notifiers.SENT)
         finally:
