@@ -105,7 +105,7 @@ class Testbed:
             uses = [use for use in self.uses(key) if use.run_id == run_id]
             return uses[-1] if uses else None
 
-        return wait_until(found, f"a process of {run_id} is inside {key}", timeout)
+        return wait_for(found, f"a process of {run_id} is inside {key}", timeout)
 
     def wait_for_record(
         self, key: str, condition: Callable[[LockRecord], Any], *, timeout: float = 180.0
@@ -119,7 +119,7 @@ class Testbed:
             record = self.locks.get(key)
             return record if record is not None and condition(record) else None
 
-        return wait_until(found, f"the record of {key} fulfils the condition", timeout)
+        return wait_for(found, f"the record of {key} fulfils the condition", timeout)
 
     def blocked_warnings(self, since: int) -> list[str]:
         """Return the triggerer's warnings that work of this package blocked its event loop.
@@ -172,7 +172,7 @@ class Testbed:
         assert not found, "\n".join(map(str, found))
 
 
-def wait_until(found: Callable[[], T | None], what: str, timeout: float) -> T:
+def wait_for(found: Callable[[], T | None], what: str, timeout: float) -> T:
     """Call `found` every 0.1 s until it returns something other than None, and return that.
 
     :param what: the expected state, for the error message.

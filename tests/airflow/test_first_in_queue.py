@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.deployment import Deployment
-from proof.airflow.testbed import Testbed, wait_until
+from proof.airflow.testbed import Testbed, wait_for
 
 pytestmark = pytest.mark.proof
 
@@ -33,7 +33,7 @@ def test_a_free_lock_is_taken_although_its_first_waiter_has_died(
     for waiters, deployment in enumerate((north, south), start=1):
         runs[deployment] = [deployment.trigger("guarded", {"key": each.key, "seconds": 1}) for each in leases]
         for each in leases:
-            wait_until(
+            wait_for(
                 lambda key=each.key, waiters=waiters: len(locks.waiters(key)) == waiters or None,  # type: ignore[misc]
                 f"{waiters} runs wait for {each.key}",
                 240,
@@ -46,7 +46,7 @@ def test_a_free_lock_is_taken_although_its_first_waiter_has_died(
         locks.release(each)
         released.append(time.time())
     # The ledger and the logs contain the times. Reads of the table would slow the engine down.
-    wait_until(
+    wait_for(
         lambda: all(two_deployments.uses(each.key) for each in leases) or None,
         "a process is inside each lock",
         TAKEN + AIRFLOW,

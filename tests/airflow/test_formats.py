@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_dynamo_lock import LockClient
-from proof.airflow.testbed import FOREIGN, Testbed, wait_until
+from proof.airflow.testbed import FOREIGN, Testbed, wait_for
 from tests.formats.conftest import make_place
 
 pytestmark = pytest.mark.proof
@@ -22,7 +22,7 @@ def test_a_group_and_a_sensor_take_turns_with_a_program_in_each_format(testbed: 
     for name, run_id in runs.items():
         for task_id in ("sensor", "lock.acquire"):
             testbed.airflow.wait_for_task(f"in_{name}", run_id, task_id, {"deferred"})
-        wait_until(
+        wait_for(
             lambda name=name, run_id=run_id: (  # type: ignore[misc]
                 "Locked by their program" in testbed.airflow.task_log(f"in_{name}", run_id, "lock.acquire")
                 or None

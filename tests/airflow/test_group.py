@@ -20,7 +20,7 @@ from airflow.triggers.base import BaseTrigger
 
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
 from proof.airflow.lease_uses import LeaseUse
-from proof.airflow.testbed import GRACE, LEASE, POLL, Testbed, wait_until
+from proof.airflow.testbed import GRACE, LEASE, POLL, Testbed, wait_for
 
 pytestmark = pytest.mark.proof
 
@@ -63,7 +63,7 @@ class Contention:
         self.holder = testbed.wait_inside(key, self.first)
         self.second = testbed.start("guarded", key)
         testbed.airflow.wait_for_task("guarded", self.second, "lock.acquire", {"deferred"})
-        wait_until(
+        wait_for(
             lambda: (
                 "Waiting for the lock" in testbed.airflow.task_log("guarded", self.second, "lock.acquire")
                 or None
@@ -107,7 +107,7 @@ def test_work_runs_only_under_the_lease_and_waiting_needs_no_worker(
     assert len(holder.processes) == 1
     # The log of the second run contains its position, although the heartbeat task of the first run has
     # started the poller that reads the table for both.
-    wait_until(
+    wait_for(
         lambda: "1st of 1." in testbed.airflow.task_log("guarded", runs.second, "lock.acquire") or None,
         "the second run logs its position in the queue",
         120,
@@ -154,7 +154,7 @@ def test_a_running_guarded_task_is_cleared(testbed: Testbed, key: str, contend: 
     cleared = testbed.airflow.clear("guarded", runs.first, ["lock.work"])
     assert {"lock.acquire", "lock.work", "lock.release"} <= cleared
     # The new attempt of the first run and the second run may come in either order.
-    wait_until(
+    wait_for(
         lambda: [use for use in testbed.uses(key) if use.pid != runs.holder.pid] or None,
         "another process is inside",
         KILL + GRACE + POLL + AIRFLOW,
@@ -172,7 +172,7 @@ def test_acquire_is_cleared_while_it_waits(testbed: Testbed, contend: Contend) -
     runs = contend()
     before = testbed.airflow.task_instance("guarded", runs.second, "lock.acquire")
     testbed.airflow.clear("guarded", runs.second, ["lock.acquire"])
-    wait_until(
+    wait_for(
         lambda: testbed.airflow.task_instance("guarded", runs.second, "lock.acquire").id != before.id or None,
         "Airflow has created the new attempt",
         30,
@@ -227,7 +227,7 @@ def test_the_lock_is_broken_by_hand(testbed: Testbed, key: str, contend: Contend
     runs = contend()
     broken_at = testbed.uses(key)[0].last
     assert "guarded" in testbed.locks.break_lock(key, runs.holder.lease_id).owner
-    wait_until(
+    wait_for(
         lambda: None if psutil.pid_exists(runs.holder.pid) else True,
         "the process of the first run has ended",
         120,

@@ -16,7 +16,7 @@ import pytest
 
 from airflow_dynamo_lock import LockClient
 from deployments.engines import REGION, Engine
-from proof.airflow.testbed import POLL, TABLE, Testbed, wait_until
+from proof.airflow.testbed import POLL, TABLE, Testbed, wait_for
 
 pytestmark = pytest.mark.proof
 
@@ -57,10 +57,10 @@ def test_two_hundred_waiting_runs_neither_block_the_triggerer_nor_slow_the_hand_
         states = [ti.state for ti in testbed.airflow.task_instances("many") if ti.task_id == "lock.acquire"]
         return states.count("deferred") >= WAITERS or None
 
-    wait_until(waiting, f"{WAITERS} runs wait", 240)
-    wait_until(lambda: queued(testbed, key) >= WAITERS or None, f"{WAITERS} runs are queued", 240)
+    wait_for(waiting, f"{WAITERS} runs wait", 240)
+    wait_for(lambda: queued(testbed, key) >= WAITERS or None, f"{WAITERS} runs are queued", 240)
     locks.release(lease)
-    wait_until(lambda: len(testbed.uses(key)) >= TURNS or None, f"{TURNS} runs have used the lock", 180)
+    wait_for(lambda: len(testbed.uses(key)) >= TURNS or None, f"{TURNS} runs have used the lock", 180)
     blocked = testbed.blocked_warnings(since)
     for run_id in runs:
         testbed.airflow.set_run_state("many", run_id, "failed")

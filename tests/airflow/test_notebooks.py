@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proof.airflow.testbed import GRACE, POLL, Testbed, wait_until
+from proof.airflow.testbed import GRACE, POLL, Testbed, wait_for
 from tests.airflow.test_group import AIRFLOW, KILL, Contend
 from tests.airflow.test_group import contend as contend
 
@@ -41,7 +41,7 @@ def test_a_notebook_ends_before_the_lock_of_its_cleared_task_is_handed_over(
 ) -> None:
     runs = contend(dag_id="notebook")
     testbed.airflow.clear("notebook", runs.first, ["lock.work"])
-    wait_until(
+    wait_for(
         lambda: [use for use in testbed.uses(key) if use.pid != runs.holder.pid] or None,
         "another process is inside",
         KILL + GRACE + POLL + AIRFLOW,

@@ -14,7 +14,7 @@ import pytest
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, RESUME_AFTER, STARTS_IN_TRIGGERER
 from deployments.engines import REGION
-from proof.airflow.testbed import POLL, TABLE, Testbed, wait_until
+from proof.airflow.testbed import POLL, TABLE, Testbed, wait_for
 from tests.airflow.test_group import AIRFLOW, Record
 
 pytestmark = pytest.mark.proof
@@ -119,7 +119,7 @@ def test_the_form_of_a_connection_has_its_own_fields_and_a_test_button(testbed: 
 def test_the_link_to_the_record_is_there_while_a_task_waits(testbed: Testbed, key: str) -> None:
     lease = testbed.locks.acquire(key, lease=300)
     run_id = testbed.start("guarded", key, seconds=0.5)
-    link = wait_until(lambda: _link(testbed, run_id), "acquire has stored its link while it waits", 180)
+    link = wait_for(lambda: _link(testbed, run_id), "acquire has stored its link while it waits", 180)
     testbed.locks.release(lease)
     assert f"table={TABLE}" in link
     testbed.assert_green("guarded", run_id)
@@ -137,10 +137,10 @@ def test_a_long_wait_and_a_long_hold_send_one_alert_each(
 ) -> None:
     lease = testbed.locks.acquire(key, owner="the test", lease=300)
     run_id = testbed.start(dag_id, key)
-    wait_until(lambda: testbed.alerts(run_id) or None, "the alert for the long wait is sent", 180)
+    wait_for(lambda: testbed.alerts(run_id) or None, "the alert for the long wait is sent", 180)
     testbed.locks.release(lease)
     testbed.wait_inside(key, run_id)
-    wait_until(lambda: len(testbed.alerts(run_id)) > 1 or None, "the alert for the long hold is sent", 180)
+    wait_for(lambda: len(testbed.alerts(run_id)) > 1 or None, "the alert for the long hold is sent", 180)
     testbed.end_task(run_id, "finish", "locked" if waits == "locked" else "lock.work")
     testbed.assert_green(dag_id, run_id)
 
@@ -169,7 +169,7 @@ def test_the_cost_of_a_lock_in_worker_slots(testbed: Testbed, record_property: R
 
 def _wait_for_ends(testbed: Testbed, tasks: set[str]) -> None:
     """Wait until the processes of these task instances have ended."""
-    wait_until(
+    wait_for(
         lambda: tasks <= {id for id, _ in testbed.airflow.ended_processes()} or None,
         "the processes of all tasks have ended",
         30,

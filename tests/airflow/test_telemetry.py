@@ -26,7 +26,7 @@ from proof.airflow.telemetry import (
     collector,
     statsd_server,
 )
-from proof.airflow.testbed import Testbed, start_testbed, wait_until
+from proof.airflow.testbed import Testbed, start_testbed, wait_for
 
 pytestmark = pytest.mark.proof
 
@@ -64,14 +64,14 @@ class Telemetry:
             }
             return [arrived[name] for name in names] if len(arrived) == len(names) else None
 
-        return wait_until(found, f"{component} has sent {', '.join(names)}", ARRIVES)
+        return wait_for(found, f"{component} has sent {', '.join(names)}", ARRIVES)
 
     def wait_for_span(self, what: str, true: Callable[[Span], object]) -> Span:
         """Wait for a span for which `true` returns something true.
 
         :param what: the span, for the error message.
         """
-        return wait_until(
+        return wait_for(
             lambda: next((span for span in list(self.received.spans) if true(span)), None),
             f"the span {what} has arrived",
             ARRIVES,
@@ -195,7 +195,7 @@ def test_a_removed_waiter_is_reported(telemetry: Telemetry, key: str) -> None:
     since, testbed = telemetry.now(), telemetry.testbed
     testbed.locks.acquire(key, lease=300)
     run_id = testbed.start("guarded", key)
-    (waiter,) = wait_until(lambda: testbed.locks.waiters(key) or None, "the run is queued", ARRIVES)
+    (waiter,) = wait_for(lambda: testbed.locks.waiters(key) or None, "the run is queued", ARRIVES)
     testbed.airflow.act_on_lock("remove", key=key, lease_id=waiter.lease_id, reason="a drill")
     telemetry.wait_for(TRIGGER, "removed", since=since)
     assert testbed.airflow.wait("guarded", run_id).state == "failed"
@@ -256,7 +256,7 @@ if HAS_OPENTELEMETRY:
         testbed = telemetry.testbed
         lease = testbed.locks.acquire(key, lease=300)
         run_id = testbed.start(dag_id, key, seconds=0.5)
-        wait_until(lambda: testbed.locks.waiters(key) or None, "the run is queued", ARRIVES)
+        wait_for(lambda: testbed.locks.waiters(key) or None, "the run is queued", ARRIVES)
         testbed.locks.release(lease)
         testbed.assert_green(dag_id, run_id)
         wait = telemetry.wait_for_span(

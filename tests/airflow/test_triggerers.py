@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from proof.airflow.production import ProductionDeployment
-from proof.airflow.testbed import IN_PRODUCTION, Testbed, wait_until
+from proof.airflow.testbed import IN_PRODUCTION, Testbed, wait_for
 
 pytestmark = [
     pytest.mark.proof,
@@ -34,7 +34,7 @@ def test_one_of_two_triggerers_is_killed_for_good_and_the_other_takes_over(
     holder = testbed.start("queued", key, lease=LEASE, seconds=0.5)
     (lease_id,) = testbed.wait_for_record(key, lambda record: record.holders).holders
     waiting = [testbed.start("guarded", key, lease=LEASE, seconds=0.5) for _ in range(WAITERS)]
-    wait_until(lambda: len(testbed.locks.waiters(key)) == WAITERS or None, f"{WAITERS} runs are queued", 150)
+    wait_for(lambda: len(testbed.locks.waiters(key)) == WAITERS or None, f"{WAITERS} runs are queued", 150)
 
     airflow.second_triggerer.start()
     airflow.triggerer.kill()

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from proof.airflow.testbed import Testbed, wait_until
+from proof.airflow.testbed import Testbed, wait_for
 from tests.browser.conftest import BASE_PATH, Visit, Visitor
 
 pytestmark = pytest.mark.proof
@@ -118,7 +118,7 @@ def test_a_lock_shows_its_holder_and_its_queue_with_links_to_the_runs_of_this_de
 def next_second() -> None:
     """Wait for the next second: server times are whole seconds, and two in the same second have no order."""
     now = int(time.time())
-    wait_until(lambda: int(time.time()) > now or None, "the next second", 60)
+    wait_for(lambda: int(time.time()) > now or None, "the next second", 60)
 
 
 def test_search_filters_and_order(testbed: Testbed, visit: Visit, key: str) -> None:
