@@ -58,7 +58,7 @@ class Contestant:
 
 FLOOR = Contestant("floor", "floor")
 OURS = Contestant("ours", "ours")
-OURS_WITH_HEARTBEATS = Contestant("ours, with heartbeats", "ours", options={"beats": True})
+OURS_WITH_HEARTBEATS = Contestant("ours, with heartbeats", "ours", options={"heartbeats": True})
 OURS_UNFAIR = Contestant("ours, unfair", "ours", options={"fair": False})
 OURS_WITH_STREAMS = Contestant("ours, with streams", "ours", options={"streams": True})
 PYTHON_DYNAMODB_LOCK = Contestant("python-dynamodb-lock", "python_dynamodb_lock", "python-dynamodb-lock")

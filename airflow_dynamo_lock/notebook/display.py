@@ -20,7 +20,7 @@ _WIDTH = 120
 
 
 class Status:
-    """The line that says how the lock of a cell stands. It is displayed once, and then changed in place.
+    """The status line of a cell's lock. It is displayed once, and then updated in place.
 
     :param key: name of the lock.
     """

@@ -2,8 +2,8 @@
 
 Options:
 
-- ``beats``: send heartbeats in the background, as a ``with`` block does. Without it, the adapter only calls `acquire`
-  and `release`.
+- ``heartbeats``: send heartbeats in the background, as a ``with`` block does. Without it, the adapter only calls
+  `acquire` and `release`.
 - ``streams``: waiters read the table's stream. The table is then another one, which has a stream.
 - All other options are arguments of `LockClient.acquire`.
 """
@@ -27,7 +27,7 @@ class Ours:
 
     def __init__(self, settings: Settings) -> None:
         self.claim: dict[str, Any] = dict(settings.options)
-        self.beats = bool(self.claim.pop("beats", False))
+        self.heartbeats = bool(self.claim.pop("heartbeats", False))
         self.streams = bool(self.claim.pop("streams", False))
         if settings.poll is not None:
             self.claim["poll_interval"] = settings.poll
@@ -55,7 +55,7 @@ class _Lock:
 
     def acquire(self) -> None:
         self._lease = self._ours.client.acquire(self._key, **self._ours.claim)
-        if self._ours.beats:
+        if self._ours.heartbeats:
             self._heartbeats = self._ours.client.keep_alive(self._lease)
 
     def release(self) -> None:

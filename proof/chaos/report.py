@@ -147,9 +147,11 @@ def late(evidence: Evidence, hand_overs: Sequence[HandOver]) -> Iterator[Violati
     for each in hand_overs:
         lost = seconds_lost(evidence.lags, each.begin, each.end) + _seconds_asked(evidence, each)
         if each.undisturbed and each.seconds > each.bound + _ROUND_TRIPS + lost:
-            told = "\n      ".join(story(evidence, each.key, each.begin, each.end))
+            exchanges = "\n      ".join(story(evidence, each.key, each.begin, each.end))
             yield Violation(
-                "lateness", each.end, f"{each.kind}: {each.seconds:.2f} s, bound {each.bound:g} s: {told}"
+                "lateness",
+                each.end,
+                f"{each.kind}: {each.seconds:.2f} s, bound {each.bound:g} s: {exchanges}",
             )
 
 

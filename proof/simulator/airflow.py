@@ -273,10 +273,10 @@ class Airflow:
         """Enter the lease, work under it and leave it, as the guard does, by the asynchronous client."""
         locks = self.history.connect(process)
         lost = process.create_future()
-        beats, succeeded = None, False
+        heartbeats, succeeded = None, False
         try:
             entered = await locks.enter(held, process.name)
-            beats = locks.keep_alive(
+            heartbeats = locks.keep_alive(
                 entered, interval=entered.lease_ms / 3000, on_lost=lambda *_: lost.set_result(None)
             )
             with self.checker.using(process, entered, inside=True):
@@ -286,8 +286,8 @@ class Airflow:
         except LockLostError as refused:
             self.world.log(f"does not start: {refused}", process)
         finally:
-            if beats is not None:
-                beats.cancel()
+            if heartbeats is not None:
+                heartbeats.cancel()
             if succeeded:
                 report()
             # Leave in any case: an `enter` without an answer may have been applied.
