@@ -7,6 +7,7 @@ may need ten seconds to start. Tests of exact times use simulated clocks, in `te
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -29,6 +30,11 @@ def wait_until(true: Callable[[], object], what: str = "") -> None:
     while not true():
         assert time.monotonic() < deadline, what or "the condition did not become true"
         time.sleep(0.01)
+
+
+async def until(true: Callable[[], object], what: str = "") -> None:
+    """Wait as `wait_until` does, in a thread, so that the event loop goes on."""
+    await asyncio.to_thread(wait_until, true, what)
 
 
 class TooBusyError(Exception):

@@ -71,8 +71,8 @@ class Report:
     def failures(self) -> str:
         """Pytest's account of what failed; its last lines, if it was stopped before it could write one."""
         lines = self.output.read_text(errors="replace").splitlines()
-        headings = [number for number, line in enumerate(lines) if line.strip("= ") in ("ERRORS", "FAILURES")]
-        return "\n".join(lines[headings[0] if headings else -50 :])
+        headings = (number for number, line in enumerate(lines) if line.strip("= ") in ("ERRORS", "FAILURES"))
+        return "\n".join(lines[next(headings, -50) :])
 
     @cached_property
     def cells(self) -> dict[str, str]:

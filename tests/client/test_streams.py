@@ -24,7 +24,7 @@ from airflow_dynamo_lock.core.lock import presence
 from airflow_dynamo_lock.core.wait import stream as streams
 from deployments.clients import SLOW, async_lock_client, core_of
 from deployments.engines import DynamoDBLocal, Engine, MotoServer
-from deployments.patience import PATIENCE, TooBusyError, on_time, wait_until
+from deployments.patience import PATIENCE, TooBusyError, on_time, until, wait_until
 from deployments.proxy import Proxy, Seen
 from tests.client.conftest import MakeClient
 
@@ -93,8 +93,7 @@ def test_until_gone_ends_by_the_stream_when_the_lease_is_broken(
         async with async_lock_client(engine.endpoint_url, table=table, streams=True) as client:
             lease = await client.acquire(key)
             waiting = asyncio.create_task(client.until_gone(lease, poll_interval=600))
-            while client._core.poller._reported_until == -math.inf:  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0.01)
+            await until(lambda: client._core.poller._reported_until != -math.inf)
             await asyncio.to_thread(holder.break_lock, key, lease.lease_id)
             broken_at = time.monotonic()
             await asyncio.wait_for(waiting, PATIENCE)

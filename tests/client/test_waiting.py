@@ -29,7 +29,7 @@ from airflow_dynamo_lock.core.model.record import QueuePosition
 from deployments.clients import async_lock_client, core_of, lock_client
 from deployments.engines import Engine, MotoServer
 from deployments.hold_times import make_usual
-from deployments.patience import PATIENCE, wait_until
+from deployments.patience import PATIENCE, until, wait_until
 from deployments.proxy import Proxy, Rule
 from tests.client.conftest import MakeClient
 
@@ -351,7 +351,7 @@ async def test_until_gone_ends_when_another_process_ends_the_lease(
     lease = await elsewhere_async.acquire(key)
     begun = len(proxy.seen)
     waiting = asyncio.create_task(async_client.until_gone(lease, poll_interval=0.1))
-    await asyncio.to_thread(wait_until, lambda: len(proxy.seen) > begun + 2)
+    await until(lambda: len(proxy.seen) > begun + 2)
     assert not waiting.done()
 
     if end == "abandon":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -28,7 +27,7 @@ from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockHeartbeatTrigger
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
 from deployments.engines import Engine
-from deployments.patience import wait_until
+from deployments.patience import until, wait_until
 from tests.formats.conftest import make_place
 from tests.layer import alert_notifiers
 from tests.layer.alert_notifiers import AsyncMessenger, Messenger, Unreachable
@@ -81,10 +80,6 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def alert(notifier: type[Any] = Messenger, after: timedelta = SOON) -> LockAlert:
     return LockAlert(after, notifier, TEXT)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    await asyncio.to_thread(wait_until, condition)
 
 
 # -- while a task waits -----------------------------------------------------------------------------------------------

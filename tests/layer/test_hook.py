@@ -15,7 +15,7 @@ from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.links import record_url
 from airflow_dynamo_lock.core.foreign.registry import FORMATS
 from deployments.engines import REGION, Engine
-from deployments.patience import PATIENCE
+from deployments.patience import PATIENCE, until
 from tests.formats.conftest import make_place
 
 
@@ -170,8 +170,7 @@ async def test_a_stream_wakes_a_trigger(monkeypatch: pytest.MonkeyPatch, locks: 
     connect(monkeypatch, table="streamed", endpoint_url=url, region_name="eu-central-1", streams=True)
     async with DynamoLockHook().async_client() as (client, _):
         waiting = asyncio.create_task(client.acquire("k", poll_interval=600))
-        while client._core.poller._reported_until == -math.inf:  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
+        await until(lambda: client._core.poller._reported_until != -math.inf)
         await asyncio.to_thread(streamed.release, held)
         assert await asyncio.wait_for(waiting, PATIENCE)
 

@@ -25,7 +25,7 @@ from airflow_dynamo_lock import (
 from airflow_dynamo_lock.airflow import task_states
 from airflow_dynamo_lock.airflow.triggers import DynamoLockHeartbeatTrigger
 from airflow_dynamo_lock.core.model.lease import LeaseSet
-from deployments.patience import PATIENCE, wait_until
+from deployments.patience import PATIENCE, until, wait_until
 from tests.layer import alert_notifiers
 
 
@@ -83,11 +83,6 @@ async def events_of(trigger: DynamoLockHeartbeatTrigger) -> list[str]:
     return [type(event).__name__ async for event in trigger.run()]
 
 
-async def until(true: Callable[[], object]) -> None:
-    """Wait in a thread, while the trigger runs."""
-    await asyncio.to_thread(wait_until, true)
-
-
 async def test_it_renews_the_lease_until_it_is_released(
     airflow: Airflow, lease: Lease, locks: LockClient
 ) -> None:
@@ -117,6 +112,7 @@ async def test_it_continues_while_the_release_task_is_up_for_retry(airflow: Airf
     await until(lambda: airflow.asked > 3)
     assert not keeping.done()
     keeping.cancel()
+    await asyncio.wait([keeping])
 
 
 async def test_it_ends_when_its_task_is_no_longer_deferred(

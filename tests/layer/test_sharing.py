@@ -22,7 +22,7 @@ from airflow_dynamo_lock.airflow.links import LINK_KEY
 from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockReleaseTrigger
 from airflow_dynamo_lock.airflow.versions import BaseHook
-from deployments.patience import PATIENCE
+from deployments.patience import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("connection")
 
@@ -230,9 +230,7 @@ async def test_the_link_is_stored_before_the_wait_or_after_the_result(
 ) -> None:
     held = locks.acquire("waits")
     waiting = asyncio.ensure_future(run(DynamoLockAcquireTrigger(key="waits")))
-    async with asyncio.timeout(PATIENCE):
-        while LINK_KEY not in airflow.xcoms:  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
+    await until(lambda: LINK_KEY in airflow.xcoms)
     assert not waiting.done()
     await asyncio.to_thread(locks.release, held)
     await asyncio.wait_for(waiting, PATIENCE)
@@ -266,9 +264,7 @@ async def test_a_release_wakes_the_next_waiter_of_its_process_without_a_poll(
     await run(DynamoLockAcquireTrigger(key="own waiter"))
     async with DynamoLockHook().async_client() as (client, _):
         waiting = asyncio.ensure_future(client.acquire("own waiter", poll_interval=10 * PATIENCE))
-        async with asyncio.timeout(PATIENCE):
-            while not client._core.poller.waiters:  # noqa: ASYNC110 - there is no event to wait for
-                await asyncio.sleep(0.01)
+        await until(lambda: client._core.poller.waiters)
 
         await run(DynamoLockReleaseTrigger("acquire"))
 
