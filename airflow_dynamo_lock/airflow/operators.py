@@ -35,11 +35,13 @@ from airflow_dynamo_lock.airflow.versions import (
 from airflow_dynamo_lock.core.model.arguments import Seconds
 from airflow_dynamo_lock.core.model.errors import (
     LockError,
+    LockLostError,
     LockRemovedError,
     LockTimeoutError,
     LockUnavailableError,
     LockValueError,
 )
+from airflow_dynamo_lock.core.model.lease import LeaseSet
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.client.options import ClaimOptions
     from airflow_dynamo_lock.client.sync_client import LockClient
     from airflow_dynamo_lock.client.threads import KeepAlive
-    from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
+    from airflow_dynamo_lock.core.model.lease import Lease
 
 _TRIGGERS = "airflow_dynamo_lock.airflow.triggers"
 
@@ -332,27 +334,37 @@ class DynamoLockHeartbeatOperator(_UsesLease):
             self.defer(trigger=trigger, method_name="execute_complete")
         client, held = self._client_and_leases(context)
         first = held.leases[0]
-        heartbeats = client.keep_alive(
-            client.renew(held), interval=lock_options.interval(self.heartbeat, first.lease_ms / 1000)
-        )
+        interval = lock_options.interval(self.heartbeat, first.lease_ms / 1000)
+        renewed = client.renew(held)
         if runs_in_dag_test():
             # The guarded tasks run only after this one has ended, so a thread continues the heartbeats.
-            _dag_test_heartbeats[first.lease_id] = heartbeats
+            _dag_test_heartbeats[first.lease_id] = client.keep_alive(renewed, interval=interval)
             return
-        with heartbeats, alerts.on_held_on_worker(self, context, client, first):
-            self._wait_until_gone(client, held, context["ti"])
+        with alerts.on_held_on_worker(self, context, client, first):
+            self._renew_until_gone(client, held, interval, context["ti"])
 
-    def _wait_until_gone(self, client: LockClient, held: LeaseSet, ti: Any) -> None:
-        """Wait until no lease is held. If the release task has ended without a release, release them."""
-        next_look = time.monotonic() + task_states.EVERY
-        while _is_any_held(client, held):
-            time.sleep(1)
+    def _renew_until_gone(self, client: LockClient, held: LeaseSet, interval: float, ti: Any) -> None:
+        """Send heartbeats until no lease is held. If the release task has ended without a release, release them.
+
+        A heartbeat that fails is repeated, also after an outage that is longer than the lease: no process relies on the
+        lease of this task, so it is renewed for as long as the record shows it.
+        """
+        next_heartbeat, next_look = time.monotonic() + interval, time.monotonic() + task_states.EVERY
+        while kept := _still_held(client, held):
+            time.sleep(min(1.0, interval))
+            if time.monotonic() >= next_heartbeat:
+                try:
+                    client.renew(LeaseSet(kept))
+                except (LockLostError, LockUnavailableError) as failure:
+                    self.log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(kept), failure)
+                else:
+                    next_heartbeat = time.monotonic() + interval
             if self.release_task_id is None or time.monotonic() < next_look:
                 continue
             next_look = time.monotonic() + task_states.EVERY
             if task_states.has_ended(ti, self.release_task_id):
                 time.sleep(task_states.RELEASE_DETECTION_SECONDS)
-                if _is_any_held(client, held):
+                if _still_held(client, held):
                     self.log.warning(RELEASE_TASK_FAILED, self.release_task_id)
                     client.release(held, retry_for=None)
 
@@ -383,20 +395,22 @@ class DynamoLockReleaseOperator(_UsesLease):
         ti = context["ti"]
         released = ti.xcom_pull(task_ids=self.acquire_task_id, key=RELEASED_KEY, map_indexes=ti.map_index)
         with suppress(LockError):  # a failed read proves nothing
-            if was_released(released, held) and not _is_any_held(client, held):
+            if was_released(released, held) and not _still_held(client, held):
                 self.log.info(LAST_TASK_RELEASED, held)
                 return
         client.release(held, retry_for=first.lease_ms / 1000)
 
 
-def _is_any_held(client: LockClient, held: LeaseSet) -> bool:
-    """Whether a record shows one of the leases as held. A read without an answer proves nothing."""
+def _still_held(client: LockClient, held: LeaseSet) -> tuple[Lease, ...]:
+    """The leases that a record shows as held. Without an answer, it is all of them: that proves nothing."""
     try:
-        return any(
-            (record := client.get(lease.key)) is not None and record.is_held(lease.lease_id) for lease in held
+        return tuple(
+            lease
+            for lease in held
+            if (record := client.get(lease.key)) is not None and record.is_held(lease.lease_id)
         )
     except LockUnavailableError:
-        return True
+        return held.leases
 
 
 # Lease id → heartbeats that continue after the heartbeat task of a ``dag.test()`` has ended.

@@ -21,9 +21,12 @@ from airflow_dynamo_lock import (
     LockAlert,
     LockClient,
     LockTableError,
+    LockUnavailableError,
 )
 from airflow_dynamo_lock.airflow import task_states
+from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.triggers import DynamoLockHeartbeatTrigger
+from airflow_dynamo_lock.core.effects import Reply, Request
 from airflow_dynamo_lock.core.model.lease import LeaseSet
 from deployments.patience import PATIENCE, until, wait_until
 from tests.layer import alert_notifiers
@@ -174,6 +177,50 @@ def test_on_a_worker_it_continues_until_the_release(
         wait_until(lambda: airflow.asked > 3)
         assert not keeping.done()
         locks.release(lease)
+        keeping.result(PATIENCE)
+
+
+class CutOffClient(LockClient):
+    """A client whose requests fail while `is_cut_off`."""
+
+    is_cut_off = False
+
+    def _call(self, request: Request) -> Reply:
+        if self.is_cut_off:
+            raise LockUnavailableError("DynamoDB cannot be reached.", maybe_applied=False)
+        return super()._call(request)
+
+
+@pytest.mark.parametrize("keys", [["one"], ["one", "two"]])
+def test_on_a_worker_it_renews_the_leases_again_after_an_outage_longer_than_they_last(
+    airflow: Airflow, locks: LockClient, monkeypatch: pytest.MonkeyPatch, keys: list[str]
+) -> None:
+    keys = [f"outage of {len(keys)}: {key}" for key in keys]
+    held = locks.try_acquire(keys, lease=1)
+    assert held
+    client = CutOffClient(locks._client, table="locks")
+    monkeypatch.setattr(DynamoLockHook, "get_conn", lambda _: client)
+    monkeypatch.setattr(BaseXCom, "get_one", lambda **_: [lease.as_dict() for lease in held])
+
+    def stamps() -> list[Any]:
+        records = [locks.get(key) for key in keys]
+        return [record and record.holders for record in records]
+
+    with ThreadPoolExecutor() as threads:
+        before = stamps()
+        keeping = threads.submit(on_a_worker(airflow, None, heartbeat=0.1))
+        try:
+            wait_until(lambda: stamps() != before)
+            client.is_cut_off = True
+            last = locks.renew(held)  # later than the last heartbeat of the task
+            wait_until(lambda: last.remaining() <= 0)
+            before = stamps()
+            client.is_cut_off = False
+            wait_until(lambda: all(now != then for now, then in zip(stamps(), before, strict=True)))
+            assert not keeping.done()
+        finally:
+            client.is_cut_off = False
+            locks.release(held)
         keeping.result(PATIENCE)
 
 
