@@ -148,7 +148,7 @@ def test_a_waiter_that_is_behind_a_cycle_is_no_member_of_it(world: World) -> Non
 
 def test_a_stale_wait_note_makes_no_cycle(world: World) -> None:
     a, _ = Locker(world, "a", "x"), Locker(world, "b", "y")
-    stale = Wait("ended", 1, ("x",))
+    stale = Wait("ended", 1, ("x",), 1, 1)
     world.answer(NativeFormat(TABLE).note_wait("y", "b/y", stale), lambda: 0.0)
     a.wait_for("y")
 
@@ -159,7 +159,7 @@ def test_a_stale_wait_note_makes_no_cycle(world: World) -> None:
 
 def test_a_stale_wait_note_does_not_hide_a_cycle(world: World) -> None:
     a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
-    world.answer(NativeFormat(TABLE).note_wait("y", "b/y", Wait("ended", 2**42, ("x",))), lambda: 0.0)
+    world.answer(NativeFormat(TABLE).note_wait("y", "b/y", Wait("ended", 2**42, ("x",), 1, 1)), lambda: 0.0)
     a.wait_for("y")
     a.run(world.now + 0.01)
     world.now += 0.1
@@ -203,7 +203,7 @@ def test_failed_requests_are_retried_until_the_cycle_is_found(world: World) -> N
 def test_the_chain_ends_at_a_lock_that_cannot_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
     keys = ("secret", "", "waiting:not a lock", "x" * 3000, "z")
-    world.answer(NativeFormat(TABLE).note_wait("y", "b/y", Wait("w", 1, keys)), lambda: 0.0)
+    world.answer(NativeFormat(TABLE).note_wait("y", "b/y", Wait("w", 1, keys, 1, 1)), lambda: 0.0)
     answer, read = world.answer, list[set[str]]()
 
     def deny(request: Request, clock: Callable[[], float]) -> Reply:
@@ -400,7 +400,9 @@ def test_the_cycle_of_plain_locks_is_the_chain_that_leads_back(seed: int) -> Non
     }
     records, dead = {}, set[tuple[str, str]]()
     for each, other in waits_for.items():
-        waits = {} if other is None else {f"w{each}": Wait(f"w{each}", rng.randint(0, 3), (f"k{other}",))}
+        waits = (
+            {} if other is None else {f"w{each}": Wait(f"w{each}", rng.randint(0, 3), (f"k{other}",), 1, 1)}
+        )
         holder = a_holder(f"l{each}", owner=f"host{each}", waits=waits, draining=rng.random() < 0.1)
         records[f"k{each}"] = LockRecord(f"k{each}", 1, 0, {holder.lease_id: holder}, token=1)
         if rng.random() < 0.1:

@@ -21,8 +21,8 @@ class Wait:
     id: str
     since_ms: int
     keys: tuple[str, ...]
-    slots: int = 1
-    capacity: int = 1
+    slots: int
+    capacity: int
     seen: frozenset[str] = frozenset()
 
     @property
