@@ -42,8 +42,8 @@ def any_clock_skew() -> AbstractContextManager[object]:
     return patch.object(arguments, "MIN_CLOCK_SKEW", 0.0)
 
 
-#: SDK settings for tests that count requests. On a busy machine an answer may take longer than the usual two
-#: seconds, and the SDK would send the request again.
+#: SDK settings for tests that count requests, or in which no request may fail. On a busy machine an answer may take
+#: longer than the usual two seconds; the SDK would send the request again, and then give it up.
 SLOW = {"read_timeout": PATIENCE}
 
 

@@ -17,7 +17,7 @@ import pytest
 from botocore.retries.standard import ExponentialBackoff
 
 from airflow_dynamo_lock import LockClient
-from deployments.clients import KINDS, lock_client
+from deployments.clients import KINDS, SLOW, lock_client
 from deployments.engines import DynamoDBLocal, Engine, MotoServer
 from deployments.proxy import Proxy
 
@@ -95,6 +95,8 @@ def make_client(engine: Engine, kind: str) -> Iterator[MakeClient]:
 
         def make(through: Proxy | None = None, **options: Any) -> LockClient:
             url = (through or engine).endpoint_url
+            if through is None:
+                options.setdefault("sdk", SLOW)
             return stack.enter_context(lock_client(kind, url, **options))
 
         yield make
