@@ -2,8 +2,8 @@
 collector.
 
 ``site/sitecustomize.py`` puts the name of the component before each StatsD metric, and into each OpenTelemetry
-resource as ``service.name``. The processes of tasks are children of the scheduler (LocalExecutor), which itself uses
-no locks, so `TASK` stands for them.
+resource as ``service.name``. The processes of tasks are children of the scheduler (LocalExecutor) or of a worker
+(CeleryExecutor), which themselves use no locks, so `TASK` stands for them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import airflow
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from proof.airflow.testbed import IN_PRODUCTION
+
 _VERSION = tuple(map(int, airflow.__version__.split(".")[:2]))
 #: Whether Airflow exports spans that OpenTelemetry's own functions begin, and takes its settings from the variables of
 #: OpenTelemetry.
@@ -28,7 +30,7 @@ HAS_OPENTELEMETRY = _VERSION >= (3, 2)
 #: Whether Airflow exports times to OpenTelemetry as times.
 EXPORTS_TIMES = _VERSION >= (3, 3)
 
-TASK, TRIGGER, API_SERVER = "scheduler", "triggerer", "api-server"
+TASK, TRIGGER, API_SERVER = "worker" if IN_PRODUCTION else "scheduler", "triggerer", "api-server"
 _PREFIX = "dynamo_lock."
 
 

@@ -72,7 +72,7 @@ if "triggerer" in sys.orig_argv:
     # The triggerer forks the process that runs the triggers.
     os.register_at_fork(after_in_child=_sample_work)
 
-for component in ("api-server", "scheduler", "triggerer"):
+for component in ("api-server", "scheduler", "triggerer", "worker"):
     if component in sys.orig_argv:
         # Airflow sends no metrics at all unless a test turns them on.
         os.environ["AIRFLOW__METRICS__STATSD_PREFIX"] = component
