@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.patience import wait_until
+from deployments.patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,7 +58,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     running = demo(tmp_path)
     wait_until(lambda: len(airflow_processes(tmp_path)) >= 4, "four processes of Airflow run")
     running.send_signal(signal.SIGINT)
-    output, _ = running.communicate(timeout=60)
+    output, _ = running.communicate(timeout=PATIENCE)
     assert running.returncode == 128 + signal.SIGINT
     assert "Traceback" not in output
     assert_nothing_left(tmp_path)

@@ -28,7 +28,7 @@ def connection(engine: Engine) -> str:
 @pytest.mark.skipif(HAS_PROVIDER_COMMANDS, reason="this Airflow has the commands of providers")
 def test_airflow_before_3_2_has_no_commands_of_providers() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "airflow", "dynamo-lock", "list"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "airflow", "dynamo-lock", "list"], capture_output=True, text=True
     )
     assert "invalid choice: 'dynamo-lock'" in result.stderr
 
@@ -47,7 +47,6 @@ def test_airflow_runs_the_commands(connection: str, locks: LockClient, key: str)
         env={**os.environ, "PYTHONWARNINGS": "ignore", "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": connection},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert result.returncode == 0, result.stderr
