@@ -8,7 +8,7 @@ If Airflow can start a task in the triggerer, the wait, the heartbeats and the r
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -350,13 +350,16 @@ class DynamoLockHeartbeatOperator(_UsesLease):
         lease of this task, so it is renewed for as long as the record shows it.
         """
         next_heartbeat, next_look = time.monotonic() + interval, time.monotonic() + task_states.EVERY
-        while kept := _still_held(client, held):
+        while _is_any_held(client, held):
             time.sleep(min(1.0, interval))
             if time.monotonic() >= next_heartbeat:
                 try:
-                    client.renew(LeaseSet(kept))
-                except (LockLostError, LockUnavailableError) as failure:
-                    self.log.warning("Heartbeat of %s failed, trying again: %s", LeaseSet(kept), failure)
+                    client.renew(held)
+                except LockLostError:
+                    # Of a set, the other leases go on.
+                    held = LeaseSet(tuple(lease for lease in held if _is_any_held(client, (lease,))))
+                except LockUnavailableError as failure:
+                    self.log.warning("Heartbeat of %s failed, trying again: %s", held, failure)
                 else:
                     next_heartbeat = time.monotonic() + interval
             if self.release_task_id is None or time.monotonic() < next_look:
@@ -364,7 +367,7 @@ class DynamoLockHeartbeatOperator(_UsesLease):
             next_look = time.monotonic() + task_states.EVERY
             if task_states.has_ended(ti, self.release_task_id):
                 time.sleep(task_states.RELEASE_DETECTION_SECONDS)
-                if _still_held(client, held):
+                if _is_any_held(client, held):
                     self.log.warning(RELEASE_TASK_FAILED, self.release_task_id)
                     client.release(held, retry_for=None)
 
@@ -395,22 +398,21 @@ class DynamoLockReleaseOperator(_UsesLease):
         ti = context["ti"]
         released = ti.xcom_pull(task_ids=self.acquire_task_id, key=RELEASED_KEY, map_indexes=ti.map_index)
         with suppress(LockError):  # a failed read proves nothing
-            if was_released(released, held) and not _still_held(client, held):
+            if was_released(released, held) and not _is_any_held(client, held):
                 self.log.info(LAST_TASK_RELEASED, held)
                 return
         client.release(held, retry_for=first.lease_ms / 1000)
 
 
-def _still_held(client: LockClient, held: LeaseSet) -> tuple[Lease, ...]:
-    """The leases that a record shows as held. Without an answer, it is all of them: that proves nothing."""
+def _is_any_held(client: LockClient, leases: Iterable[Lease]) -> bool:
+    """Whether a record shows one of the leases as held. A read without an answer proves nothing."""
     try:
-        return tuple(
-            lease
-            for lease in held
-            if (record := client.get(lease.key)) is not None and record.is_held(lease.lease_id)
+        return any(
+            (record := client.get(lease.key)) is not None and record.is_held(lease.lease_id)
+            for lease in leases
         )
     except LockUnavailableError:
-        return held.leases
+        return True
 
 
 # Lease id → heartbeats that continue after the heartbeat task of a ``dag.test()`` has ended.

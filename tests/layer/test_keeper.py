@@ -224,6 +224,33 @@ def test_on_a_worker_it_renews_the_leases_again_after_an_outage_longer_than_they
         keeping.result(PATIENCE)
 
 
+def test_on_a_worker_it_renews_the_other_leases_of_a_set_when_one_is_broken(
+    airflow: Airflow, locks: LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = locks.try_acquire(["broken of two", "kept of two"], lease=60)
+    assert held
+    broken, kept = held
+    monkeypatch.setattr(BaseXCom, "get_one", lambda **_: [lease.as_dict() for lease in held])
+
+    def stamp() -> Any:
+        record = locks.get(kept.key)
+        return record and record.holders
+
+    with ThreadPoolExecutor() as threads:
+        before = stamp()
+        keeping = threads.submit(on_a_worker(airflow, None, heartbeat=0.1))
+        try:
+            wait_until(lambda: stamp() != before)
+            locks.break_lock(broken.key, broken.lease_id)
+            for _ in range(3):  # the first may have been sent before the break
+                before = stamp()
+                wait_until(lambda then=before: stamp() != then)  # type: ignore[misc]
+            assert not keeping.done()
+        finally:
+            locks.release(kept)
+        keeping.result(PATIENCE)
+
+
 def test_on_a_worker_it_sends_alerts(airflow: Airflow, lease: Lease, locks: LockClient) -> None:
     alert_notifiers.SENT.clear()
     alert = LockAlert(0.05, alert_notifiers.Messenger, {"text": "{{ lock_alert.text }}"})
