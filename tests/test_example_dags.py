@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -19,6 +18,7 @@ import pytest
 from airflow_dynamo_lock import LockClient, LockRecord
 from airflow_dynamo_lock.core.model.limits import SHARED
 from deployments.engines import REGION, MotoServer
+from tests.commands import output_of
 
 DAGS = Path(__file__).parent.parent / "dags"
 FILES = sorted(DAGS.glob("*.py"))
@@ -107,7 +107,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
             "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
             "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(aws_default),
         }
-        lines = python("-c", RUN, str(DAGS), environment=environment).splitlines()
+        lines = output_of(sys.executable, "-c", RUN, DAGS, env=environment).splitlines()
         results = (json.loads(line.removeprefix("RESULT ")) for line in lines if line.startswith("RESULT "))
         yield Runs({dag_id: Run.parse(state, tasks) for dag_id, state, tasks in results}, locks, folder)
 
@@ -123,23 +123,9 @@ def airflow_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def python(*arguments: str, environment: Mapping[str, str]) -> str:
-    """Run Python in a new process, and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=dict(environment),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-10_000:]}\n{done.stderr[-10_000:]}"
-    return done.stdout
-
-
 def test_all_examples_load_without_an_aws_sdk(tmp_path: Path) -> None:
     names = [file.stem for file in FILES]
-    printed = python("-c", LOAD, str(DAGS), *names, environment=airflow_environment(tmp_path))
+    printed = output_of(sys.executable, "-c", LOAD, DAGS, *names, env=airflow_environment(tmp_path))
     assert [json.loads(line) for line in printed.splitlines()[-len(names) :]] == [
         [name, []] for name in names
     ]

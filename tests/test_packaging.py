@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -26,6 +25,7 @@ from airflow.providers_manager import ProvidersManager
 
 import airflow_dynamo_lock
 from airflow_dynamo_lock.airflow.provider_info import get_provider_info
+from tests.commands import output_of
 from tests.forked import run_forked
 
 ROOT = Path(__file__).parent.parent
@@ -55,13 +55,6 @@ with DAG("example"):
 """
 
 
-def run(*command: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
-    """Run a program, and return what it prints."""
-    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 @dataclass(frozen=True)
 class Python:
     """A Python interpreter, and the environment to run it in."""
@@ -71,7 +64,7 @@ class Python:
 
     def run(self, *arguments: str) -> str:
         """Run it, and return what it prints. It can import nothing from the working directory."""
-        return run(self.executable, "-P", *arguments, environment=self.environment)
+        return output_of(self.executable, "-P", *arguments, cwd=ROOT, env=self.environment)
 
     def airflow(self, *commands: str) -> list[str]:
         """Return what each of these ``airflow`` commands prints."""
@@ -98,11 +91,11 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def build(project: Path, folder: Path) -> Path:
     """Build the wheel of a project."""
-    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=project)
+    output_of(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=project)
     (sdist,) = folder.glob("*.tar.gz")
-    run("tar", "-xzf", sdist, "-C", folder)
+    output_of("tar", "-xzf", sdist, "-C", folder)
     source = folder / sdist.name.removesuffix(".tar.gz")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=source)
+    output_of(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=source)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -111,7 +104,7 @@ def build(project: Path, folder: Path) -> Path:
 def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Python:
     """A Python that has the wheels installed, and all their dependencies."""
     folder = tmp_path_factory.mktemp("venv")
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    output_of(sys.executable, "-m", "venv", "--without-pip", folder)
     site_packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     # The dependencies are borrowed from this environment. The editable installation of the package is not: it has a
     # .pth file, and Python reads no .pth file in a folder that a .pth file names.
@@ -124,7 +117,7 @@ def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> P
     }
     python = Python(folder / "bin" / "python", environment)
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--offline", "--no-deps"]
-    run(*install, "--python", python.executable, *wheels)
+    output_of(*install, "--python", python.executable, *wheels)
     found = python.run("-c", "import airflow_dynamo_lock; print(airflow_dynamo_lock.__file__)")
     assert Path(found.strip()).is_relative_to(site_packages)
     return python

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -30,19 +29,13 @@ from airflow_dynamo_lock.airflow.provider_info import FIELDS
 from airflow_dynamo_lock.core.model.errors import LockTableError
 from airflow_dynamo_lock.defaults import DEFAULT_TABLE
 from deployments.engines import Engine
+from tests.commands import output_of
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 PAGE = ROOT / "docs" / "installing.md"
 DOCKERFILES = sorted(DEPLOY.rglob("Dockerfile"))
 REQUIREMENTS = DEPLOY / "mwaa" / "requirements.txt"
-
-
-def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
-    """Return the output of a command that must succeed."""
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def program(name: str) -> Path:
@@ -196,7 +189,7 @@ with_and_without_stream = pytest.mark.parametrize("streams", [False, True], ids=
 
 
 def test_cfn_lint_accepts_the_cloudformation_template() -> None:
-    run(
+    output_of(
         program("cfn-lint"),
         "--non-zero-exit-code",
         "informational",
@@ -303,7 +296,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the package's wheels, as `python -m build --wheel` makes them."""
     folder = tmp_path_factory.mktemp("dist")
     for project in (ROOT / "packages" / "client", ROOT):
-        run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
+        output_of(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
     return folder
 
 
@@ -317,7 +310,7 @@ def is_supported(airflow: str, python: str) -> bool:
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda file: file.parent.name)
 def test_hadolint_accepts_the_dockerfile(dockerfile: Path) -> None:
-    run(program("hadolint"), "--no-color", dockerfile)
+    output_of(program("hadolint"), "--no-color", dockerfile)
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda file: file.parent.name)
@@ -351,7 +344,7 @@ def test_pip_installs_the_mwaa_requirements(wheels: Path, tmp_path: Path) -> Non
     text = text.replace(constraint, str(tmp_path / "constraints.txt"))
     (tmp_path / "requirements.txt").write_text(text.replace("/usr/local/airflow/plugins", str(wheels)))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-index"]
-    run(*pip, "--target", tmp_path / "installed", "-r", tmp_path / "requirements.txt")
+    output_of(*pip, "--target", tmp_path / "installed", "-r", tmp_path / "requirements.txt")
     for part in ("client", "airflow"):
         assert (tmp_path / "installed" / "airflow_dynamo_lock" / part).is_dir()
 
@@ -401,7 +394,7 @@ def test_compose_merges_the_override_with_airflows_file(tmp_path: Path) -> None:
     for file in (DEPLOY / "compose").iterdir():
         (tmp_path / file.name).write_text(file.read_text())
     shell = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "AWS_ACCESS_KEY_ID": "from the shell"}
-    merged = run(program("docker-compose"), "config", "--format", "json", cwd=tmp_path, env=shell)
+    merged = output_of(program("docker-compose"), "config", "--format", "json", cwd=tmp_path, env=shell)
 
     services = json.loads(merged)["services"]
     assert set(services) == set(original)

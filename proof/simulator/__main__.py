@@ -36,7 +36,7 @@ MAX_HISTORIES = 20_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0 if there are no violations, else 1."""
+    """Run the command line. Returns the exit status: 0 if there are no violations, else 1; 130 after an interrupt."""
     parser = argparse.ArgumentParser(
         prog="python -m proof.simulator", description="Play simulated histories of the lock."
     )
@@ -88,7 +88,10 @@ def show_one(seed: int, mutation: str | None) -> int:
 
 
 def show_many(first: int, histories: int | None, minutes: float | None, report: Path | None) -> int:
-    """Play many histories, and print the number of faults and the violations. Returns the exit status."""
+    """Play many histories, and print the number of faults and the violations. Returns the exit status.
+
+    After an interrupt (Ctrl-C), the figures are those of the histories until then.
+    """
     begun = time.monotonic()
     shown: list[int] = []  # seeds whose violations were printed
     with console.status("playing histories") as status:
@@ -132,7 +135,9 @@ def show_many(first: int, histories: int | None, minutes: float | None, report: 
             "violations": {verdict.seed: verdict.violations for verdict in summary.bad},
         }
         report.write_text(json.dumps(figures, indent=2) + "\n")
-    return 1 if summary.bad else 0
+    if summary.bad:
+        return 1
+    return 130 if summary.interrupted else 0
 
 
 def run_unit_tests(mutations: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from signal import SIG_IGN, SIGINT, signal
 from unittest.mock import patch
 
 from airflow_dynamo_lock import events
@@ -21,8 +22,8 @@ from proof.simulator.history import Verdict, play
 from proof.simulator.mutations import spoilt
 from proof.simulator.world import Assumptions
 
-#: Number of histories that a worker process plays per task.
-BATCH = 250
+#: Number of histories that a worker process plays per task. After an interrupt, the tasks that have started end.
+BATCH = 50
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Summary:
     :ivar seconds: simulated time, without the week for which all machines sleep in some histories.
     :ivar faults: number of injected faults, by label.
     :ivar bad: the verdicts with violations.
+    :ivar interrupted: whether an interrupt (Ctrl-C) ended them early.
     """
 
     histories: int = 0
@@ -41,6 +43,7 @@ class Summary:
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     bad: list[Verdict] = field(default_factory=list)
+    interrupted: bool = False
 
     def add(self, verdicts: Iterable[Verdict]) -> None:
         """Add the verdicts of further histories."""
@@ -111,7 +114,7 @@ def play_many(
     minutes: float | None = None,
     on_progress: Callable[[Summary], None] = lambda _: None,
 ) -> Summary:
-    """Play histories on all cores, until `count` or `minutes` is reached.
+    """Play histories on all cores, until `count` or `minutes` is reached, or an interrupt comes.
 
     :param first: seed of the first history; each further one has the next seed.
     :param count: number of histories; None for no limit.
@@ -122,23 +125,29 @@ def play_many(
     deadline = None if minutes is None else time.monotonic() + minutes * 60
     last = None if count is None else first + count
     cores = os.cpu_count() or 1
-    with ProcessPoolExecutor(cores) as pool:
+    # An interrupt from the terminal reaches the workers as well, where it would end a history in the middle.
+    with ProcessPoolExecutor(cores, initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:
         playing: set[Future[list[Verdict]]] = set()
         seed = first
-        while True:
-            while len(playing) < 2 * cores and (last is None or seed < last):
-                if deadline is not None and time.monotonic() >= deadline:
-                    last = seed
-                    break
-                seeds = range(seed, min(seed + BATCH, last or sys.maxsize))
-                playing.add(pool.submit(play_some, seeds))
-                seed = seeds.stop
-            if not playing:
-                return summary
-            done = next(as_completed(playing))
-            playing.remove(done)
-            summary.add(done.result())
-            on_progress(summary)
+        try:
+            while True:
+                while len(playing) < 2 * cores and (last is None or seed < last):
+                    if deadline is not None and time.monotonic() >= deadline:
+                        last = seed
+                        break
+                    seeds = range(seed, min(seed + BATCH, last or sys.maxsize))
+                    playing.add(pool.submit(play_some, seeds))
+                    seed = seeds.stop
+                if not playing:
+                    return summary
+                done = next(as_completed(playing))
+                playing.remove(done)
+                summary.add(done.result())
+                on_progress(summary)
+        except KeyboardInterrupt:
+            summary.interrupted = True
+            pool.shutdown(cancel_futures=True)
+            return summary
 
 
 def find(mutation: str, limit: int, first: int = 0) -> Verdict | None:

@@ -28,6 +28,15 @@ MOST = 100
 #: Number of histories in `make test`, and in each part that one of its workers plays.
 HISTORIES, PART = 2_000, 250
 
+#: After the first batch, send SIGINT to all processes, as a terminal does.
+INTERRUPT = """
+import os, signal
+from proof.simulator.many import play_many
+
+summary = play_many(1, 1_000_000, on_progress=lambda _: os.killpg(0, signal.SIGINT))
+print(summary.histories, summary.interrupted)
+"""
+
 
 @pytest.fixture(scope="session")
 def player() -> Iterator[ProcessPoolExecutor]:
@@ -61,6 +70,13 @@ def test_the_invariants_hold_in_very_many_histories(tmp_path: Path) -> None:
     assert figures["histories"] == histories
     assert figures["grants"] > 3 * figures["histories"]
     print(json.dumps(figures, indent=2))
+
+
+def test_after_an_interrupt_the_histories_until_then_are_reported() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPT], capture_output=True, text=True, start_new_session=True
+    )
+    assert (run.stdout, run.stderr) == ("50 True\n", "")
 
 
 def test_the_unit_test_of_each_mutation_fails_under_it() -> None:
