@@ -43,12 +43,15 @@ class Metric:
     :ivar kind: "c" or "sum" is a counter, "ms" or "exponential_histogram" a time, "g" or "gauge" a gauge. Airflow 3.2
         exports a time to OpenTelemetry as a gauge.
     :ivar value: the value; a time is in milliseconds.
+    :ivar series: start of an OpenTelemetry series, in nanoseconds; 0 in StatsD. It tells the sums of two processes of
+        one component apart, such as those of two triggerers.
     """
 
     component: str
     name: str
     kind: str
     value: float
+    series: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def _metrics_of(request: ExportMetricsServiceRequest) -> Iterator[Metric]:
                 kind = str(metric.WhichOneof("data"))
                 if name:
                     for point in getattr(metric, kind).data_points:
-                        yield Metric(component, name, kind, _value(point))
+                        yield Metric(component, name, kind, _value(point), point.start_time_unix_nano)
 
 
 def _value(point: Any) -> float:

@@ -41,7 +41,6 @@ DAGS = {
     "decorated",
     "constant",
     "skipping",
-    "timed_out",
     "quick",
     "many",
     "operator",

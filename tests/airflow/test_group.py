@@ -222,8 +222,8 @@ def test_the_triggerer_is_killed_and_restarted(testbed: Testbed, key: str, conte
 
 
 def test_the_run_times_out(testbed: Testbed, contend: Contend) -> None:
-    runs = contend("timed_out", LEASE)
-    assert testbed.airflow.wait("timed_out", runs.first).state == "failed"
+    runs = contend("hurried", LEASE)
+    assert testbed.airflow.wait("hurried", runs.first).state == "failed"
     runs.handed_over(LEASE + POLL + AIRFLOW)
     runs.finish("failed")
 

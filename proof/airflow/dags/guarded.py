@@ -100,9 +100,6 @@ with (
 ):
     work()
 
-with DAG("timed_out", schedule=None, dagrun_timeout=timedelta(seconds=12)), DynamoLock(KEY, **TIMES):
-    work()
-
 with DAG("quick", schedule=None), DynamoLock(KEY, **TIMES):
     quick()
 
