@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from signal import SIG_IGN, SIGINT, signal
 from unittest.mock import patch
 
@@ -122,22 +124,15 @@ def play_many(
     :param on_progress: called with the summary after each batch.
     """
     summary = Summary()
-    deadline = None if minutes is None else time.monotonic() + minutes * 60
-    last = None if count is None else first + count
+    batches = _batches(first, count, minutes)
     cores = os.cpu_count() or 1
     # An interrupt from the terminal reaches the workers as well, where it would end a history in the middle.
     with ProcessPoolExecutor(cores, initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:
         playing: set[Future[list[Verdict]]] = set()
-        seed = first
         try:
             while True:
-                while len(playing) < 2 * cores and (last is None or seed < last):
-                    if deadline is not None and time.monotonic() >= deadline:
-                        last = seed
-                        break
-                    seeds = range(seed, min(seed + BATCH, last or sys.maxsize))
+                for seeds in islice(batches, 2 * cores - len(playing)):
                     playing.add(pool.submit(play_some, seeds))
-                    seed = seeds.stop
                 if not playing:
                     return summary
                 done = next(as_completed(playing))
@@ -148,6 +143,16 @@ def play_many(
             summary.interrupted = True
             pool.shutdown(cancel_futures=True)
             return summary
+
+
+def _batches(first: int, count: int | None, minutes: float | None) -> Iterator[range]:
+    """Yield the seeds of each batch, until `count` histories are yielded or `minutes` have passed."""
+    end = sys.maxsize if count is None else first + count
+    deadline = math.inf if minutes is None else time.monotonic() + minutes * 60
+    while first < end and time.monotonic() < deadline:
+        seeds = range(first, min(first + BATCH, end))
+        yield seeds
+        first = seeds.stop
 
 
 def find(mutation: str, limit: int, first: int = 0) -> Verdict | None:

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.proof
 
 #: Locks in one test. In the queue of each, the first waiter dies.
 LOCKS = 20
-#: Longest median time in seconds from a release to the next grant on a busy machine. On an idle one, it is 6 s. Dead
-#: waiters that are not passed over delay the others for 16 to 21 s, in the queues of all locks.
+#: Longest time in seconds from the release to the next grant on a busy machine. On an idle one, it is 6 s. A dead
+#: waiter that is not passed over delays the others for 16 to 21 s.
 TAKEN = 15.0
 
 
@@ -57,7 +57,7 @@ def test_a_free_lock_is_taken_although_its_first_waiter_has_died(
     ]
     took = [later - earlier for earlier, later in zip(released, acquired, strict=True)]
     record_property("seconds", round(median(took), 1))
-    assert median(took) <= TAKEN
+    assert max(took) <= TAKEN
     print(f"taken after {median(took):.1f} s (median of {len(took)}), {max(took):.1f} s at most")
 
     if dies == "triggerer":

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
-from statistics import median
 
 import pytest
 
@@ -76,5 +75,5 @@ def test_two_hundred_waiting_runs_neither_block_the_triggerer_nor_slow_the_hand_
     ]
     print("from release to the next grant:", sorted(took))
     assert len(took) >= TURNS - 1
-    # Two polls, and a second for the release and the acquire themselves. One of them may wait for a processor.
-    assert median(took) <= 2 * POLL + 1
+    # Two polls, and a second for the release and the acquire themselves on two busy cores.
+    assert max(took) <= 2 * POLL + 1

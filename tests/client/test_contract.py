@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import dropwhile
@@ -28,6 +27,7 @@ from deployments.engines import DynamoDBLocal, Engine
 from deployments.patience import PATIENCE, wait_until
 from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
+from tests.commands import output_of
 
 
 def test_a_lock_is_acquired_read_and_released(make_client: MakeClient, key: str) -> None:
@@ -389,9 +389,7 @@ def test_importing_a_client_imports_no_airflow(name: str) -> None:
         f"import sys; from airflow_dynamo_lock import {name}\n"
         "print([name for name in sys.modules if name.split('.')[0] == 'airflow'])"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert ran.stdout.strip() == "[]"
+    assert output_of(sys.executable, "-c", program).strip() == "[]"
 
 
 def test_importing_the_protocol_imports_no_sdk() -> None:
@@ -400,6 +398,4 @@ def test_importing_the_protocol_imports_no_sdk() -> None:
         "import airflow_dynamo_lock.core.table.schema\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('boto3', 'botocore', 'aiobotocore', 'airflow')])"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert ran.stdout.strip() == "[]"
+    assert output_of(sys.executable, "-c", program).strip() == "[]"

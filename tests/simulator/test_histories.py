@@ -16,7 +16,7 @@ import pytest
 
 from airflow_dynamo_lock.client import clock
 from proof.simulator.history import play
-from proof.simulator.many import find, play_some, quiet
+from proof.simulator.many import BATCH, find, play_some, quiet
 from proof.simulator.mutations import MUTATIONS
 from proof.simulator.world import Assumptions
 
@@ -76,7 +76,7 @@ def test_after_an_interrupt_the_histories_until_then_are_reported() -> None:
     run = subprocess.run(
         [sys.executable, "-c", INTERRUPT], capture_output=True, text=True, start_new_session=True
     )
-    assert (run.stdout, run.stderr) == ("50 True\n", "")
+    assert (run.stdout, run.stderr) == (f"{BATCH} True\n", "")
 
 
 def test_the_unit_test_of_each_mutation_fails_under_it() -> None:
