@@ -102,7 +102,7 @@ def test_waiters_behind_one_that_times_out_receive_their_new_positions(
     key: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("airflow_dynamo_lock.core.wait.poller._QUEUE_EVERY", 1.0)
+    monkeypatch.setattr("airflow_dynamo_lock.core.wait.positions._QUEUE_EVERY", 1.0)
     held = elsewhere.acquire(key)
     first = start_waiter(threads, make_client(owner="first"), key)
     second = start_waiter(threads, make_client(owner="second"), key, timeout=4)

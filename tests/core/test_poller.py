@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.native import NativeFormat
 from airflow_dynamo_lock.core.table.position import head_after, place_of
 from airflow_dynamo_lock.core.wait.poller import EndListener, Poller, WaiterHandle, _may_be_next, _pause
+from airflow_dynamo_lock.events import LockEvent, subscribe, unsubscribe
 
 TABLE = "locks"
 
@@ -306,7 +308,7 @@ def test_the_state_of_a_lock_is_dropped_with_its_last_waiter() -> None:
     poller.remove(one)
     assert "k" in poller._rounds
     poller.remove(two)
-    assert not any((poller._rounds, poller._pause, poller._tickets, poller._behind))
+    assert not any((poller._rounds, poller._pause))
 
 
 def keys_of(requests: list[Request]) -> list[str]:
@@ -446,6 +448,25 @@ def test_it_stops_after_its_last_waiter_has_left() -> None:
     assert not poll.poller
     with pytest.raises(StopIteration):
         poll.once()
+
+
+def test_after_the_last_waiter_has_left_their_number_is_reported_as_zero() -> None:
+    poll, numbers = Poll(), list[float | None]()
+
+    def listener(event: LockEvent) -> None:
+        if event.name == "waiting":
+            numbers.append(event.value)
+
+    subscribe(listener)
+    try:
+        waiter = poll.wait("a")
+        poll.once([])
+        poll.poller.remove(waiter)
+        with pytest.raises(StopIteration):
+            poll.once()
+    finally:
+        unsubscribe(listener)
+    assert numbers == [1, 0]
 
 
 def test_a_key_is_not_read_after_its_last_waiter_has_left() -> None:
@@ -700,14 +721,16 @@ def enqueue(
 
 def report_changes(poller: Poller, polls: int, *, tickets: int) -> None:
     for _ in range(polls):
-        list(poller._report_changes("k", LockRecord("k", 1, 0, {}, token=1, last_ticket=tickets)))
+        poller.positions.note("k", LockRecord("k", 1, 0, {}, token=1, last_ticket=tickets))
+        for key in poller.positions.due(0.0):
+            list(poller.positions.report(key, 0.0))
 
 
 def seconds_of_polls(poll: Poll, seconds: int, *keys: str) -> None:
-    """Poll once a second while the locks do not change."""
+    """Poll once a second while the holders of the locks send heartbeats."""
     for _ in range(seconds):
         poll.now += 1.0
-        poll.once([lock(key) for key in keys])
+        poll.once([lock(key, version=f"v{poll.now}") for key in keys])
 
 
 def test_a_queue_is_read_again_after_a_ticket_was_taken(queues: Queues) -> None:
@@ -799,6 +822,47 @@ def test_many_queues_are_read_in_turn_at_most_one_a_second(queues: Queues) -> No
 
     assert len(queues.read) <= 60
     assert {key: queues.read.count(key) for key in keys} == pytest.approx(dict.fromkeys(keys, 2), abs=1)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.4, 5.0])
+def test_reports_of_many_queues_do_not_delay_the_polls(queues: Queues, seconds: float) -> None:
+    """A free lock waits for a poll, and each report takes a while: two requests to DynamoDB, and the callback."""
+    poll, keys = Poll(), [f"key-{number:02}" for number in range(20)]
+    polled, reported = list[float](), list[str]()
+    for key in keys:
+        queues.owners[key] = ["one", "me"]
+
+        def on_position(position: QueuePosition) -> None:
+            reported.append(position.key)
+            poll.now += seconds
+
+        enqueue(poll.poller, "me", key, on_position)
+    while len(reported) < 40:
+        polled.append(poll.now)
+        poll.once([lock(key, version=f"v{poll.now}") for key in keys])
+        poll.now += poll.slept
+
+    pauses = [later - earlier for earlier, later in pairwise(polled)]
+    assert max(pauses) <= max(1.0, seconds) + seconds, "no more than one report longer than an interval"
+    assert reported == [*keys, *keys], "each in its turn, and once more after the new ticket"
+
+
+def test_a_change_that_the_stream_reports_waits_for_one_report_at_most(queues: Queues) -> None:
+    poll, keys = Poll(), [f"key-{number:02}" for number in range(20)]
+    reported = list[str]()
+
+    def on_position(position: QueuePosition) -> None:
+        reported.append(position.key)
+        if len(reported) == 3:
+            poll.poller.changed(["key-09"])
+
+    for key in keys:
+        queues.owners[key] = ["one", "me"]
+        enqueue(poll.poller, "me", key, on_position)
+    poll.poller.reported_until(0.0)
+    poll.once([lock(key) for key in keys])
+
+    assert reported == keys[:3]
 
 
 def test_a_queue_that_cannot_be_read_does_not_block_the_others(

@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from time import thread_time
 
-from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Sleep, WaitForSlots
+from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep, WaitForSlots
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.model.capacity import effective_capacity, free_slots, should_wake
-from airflow_dynamo_lock.core.model.errors import LockError, LockUnavailableError
+from airflow_dynamo_lock.core.model.errors import LockUnavailableError
 from airflow_dynamo_lock.core.model.record import LockRecord
-from airflow_dynamo_lock.core.queue.view import QueueReader, queue_positions
+from airflow_dynamo_lock.core.queue.view import QueueReader
 from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.core.table.position import class_of, head_at, ticket_of
+from airflow_dynamo_lock.core.wait.positions import PositionReports
 from airflow_dynamo_lock.events import notify
 from airflow_dynamo_lock.log import log
 
@@ -34,9 +34,6 @@ _QUICK, _QUICK_FROM, _MAX_QUICK = 4, 1.0, 25
 # once in `_STREAM_SLOWEST` seconds, in case the stream lost something.
 _STREAM_SLOWDOWN = 10
 _STREAM_SLOWEST = 30.0
-# How often a queue is read again although the record of its lock has not changed, in seconds: a waiter behind the first
-# one that gives up changes only the queue.
-_QUEUE_EVERY = 10.0
 
 
 @dataclass(eq=False)
@@ -76,6 +73,7 @@ class Poller:
     :ivar waiters: the waiters for each key.
     :ivar listeners: the callers to notify of the end of a lease, for each key.
     :ivar wake_up: wakes the sleeping poller; the driver sets it.
+    :ivar positions: the reports of positions to the waiters.
     """
 
     format: Format
@@ -84,17 +82,11 @@ class Poller:
     waiters: dict[str, list[WaiterHandle]] = field(default_factory=dict)
     listeners: dict[str, list[EndListener]] = field(default_factory=dict)
     wake_up: Callable[[], None] = field(default=lambda: None)
+    positions: PositionReports = field(init=False)
     _pace: float = field(default=0.0, init=False)
     # By key: number of polls since the lock was last read, and the pause between two reads, in polls.
     _rounds: dict[str, int] = field(default_factory=dict, init=False)
     _pause: dict[str, int] = field(default_factory=dict, init=False)
-    # By key: the state of the queue when positions were last reported, and the last ticket then.
-    _reported: dict[str, object] = field(default_factory=dict, init=False)
-    _tickets: dict[str, int] = field(default_factory=dict, init=False)
-    # When each queue was last read in which a waiter of this process has others ahead of it, and when the poller last
-    # considered reading them again.
-    _behind: dict[str, float] = field(default_factory=dict, init=False)
-    _reread_at: float = field(default=0.0, init=False)
     # The keys that are read more often, and the number of quick polls since the last poll of all keys.
     _quick: set[str] = field(default_factory=set, init=False)
     _quick_polls: int = field(default=0, init=False)
@@ -106,13 +98,14 @@ class Poller:
     _now: float = field(default=0.0, init=False)
     _polled_at: float = field(default=-math.inf, init=False)
 
+    def __post_init__(self) -> None:
+        self.positions = PositionReports(self.reader)
+
     def add(self, added: WaiterHandle | EndListener) -> bool:
         """Add a waiter or a listener. True if a sleeping poller must be woken for it."""
         if isinstance(added, WaiterHandle):
             self.waiters.setdefault(added.wants.key, []).append(added)
-            if added.wants.on_position and added.wants.place:
-                # Its entry may be newer than the last report, and the record does not change for it.
-                self._reported.pop(added.wants.key, None)
+            self.positions.add(added.wants)
             return self._read_soon({added.wants.key}) or added.wants.poll_interval < self._pace
         self.listeners.setdefault(added.key, []).append(added)
         return self._read_soon({added.key}) or added.poll_interval < self._pace
@@ -121,10 +114,10 @@ class Poller:
         """Remove a waiter or a listener. A key without any is not read any more."""
         if isinstance(removed, WaiterHandle):
             _drop(self.waiters, removed.wants.key, removed)
-            self._reported.pop(removed.wants.key, None)  # the waiters behind it move up
+            self.positions.remove(removed.wants)
             if removed.wants.key not in self.waiters:
                 self._quick.discard(removed.wants.key)
-                for each in (self._rounds, self._pause, self._tickets, self._behind):
+                for each in (self._rounds, self._pause):
                     each.pop(removed.wants.key, None)
         else:
             _drop(self.listeners, removed.key, removed)
@@ -167,10 +160,9 @@ class Poller:
                     begun = thread_time()
                     self._notify(key, records.get(key), reply)
                     spent += thread_time() - begun
-                    yield from self._report_changes(key, records.get(key))
+                    self.positions.note(key, records.get(key))
                 notify("waiting", value=lambda: sum(map(len, self.waiters.values())))
                 notify("poll_cpu", value=spent)
-            yield from self._report_again()
         notify("waiting", value=0)
 
     def _near(self) -> set[str]:
@@ -183,48 +175,22 @@ class Poller:
                 near.add(key)
         return near
 
-    def _report_changes(self, key: str, record: LockRecord | None) -> Operation[None]:
-        """Report the positions in a queue if the record shows that they may have changed."""
-        ticket = 0 if record is None else record.last_ticket
-        state = None if record is None else (record.token, ticket, record.queue_head)
-        if self._reported.get(key) != state and (yield from self._report(key)):
-            if ticket == self._tickets.get(key):
-                self._reported[key] = state
-            self._tickets[key] = ticket  # the entry of a new ticket may not exist yet, so report once more
+    def _report_positions(self, pause: float) -> Operation[float]:
+        """Report positions in a pause between two polls: one at least, and as many as there is time for.
 
-    def _report_again(self) -> Operation[None]:
-        """Report the positions in queues that were not read for a while: one a second, the longest unread first."""
-        affordable = int(self._now - self._reread_at)
-        if not affordable:
-            return
-        self._reread_at = self._now
-        for key in sorted(self._behind, key=self._behind.__getitem__)[:affordable]:
-            if self._now - self._behind.get(key, self._now) >= _QUEUE_EVERY:
-                yield from self._report(key)
-
-    def _report(self, key: str) -> Operation[bool]:
-        """Read a queue and report their positions to the waiters that asked for them. False if nothing was read."""
-        asking = [each for each in self.waiters.get(key, ()) if each.wants.on_position and each.wants.place]
-        self._behind.pop(key, None)
-        if not asking:
-            return False
-        self._behind[key] = self._now
-        try:
-            entries = yield from self.reader.waiters(key)
-        except LockError as failure:
-            log.debug("Cannot read the queue of the lock %r: %s", key, failure)
-            return False
-        positions = queue_positions(entries)
-        found = [(each, positions.get(each.wants.place or "")) for each in asking]
-        if not any(position is not None and position.number > 1 for _, position in found):
-            self._behind.pop(key, None)
-        for waiter, position in found:
-            if position is not None and waiter.wants.on_position:
-                try:
-                    yield Callback(partial(waiter.wants.on_position, position))
-                except Exception:  # the caller's own error, which must not end the other waiters
-                    log.exception("The on_position callback of a waiter for the lock %r failed.", key)
-        return True
+        :param pause: how long the pause is, in seconds.
+        :returns: how much of the pause is left.
+        """
+        due = self.positions.due(self._polled_at)
+        if not due:
+            return pause
+        begun = now = self.reader.own.stamp().at
+        for key in due:
+            yield from self.positions.report(key, now)
+            now = self.reader.own.stamp().at
+            if now - begun >= pause or self._changed:
+                break
+        return max(0.0, pause - (now - begun))
 
     # -- changes that the table's stream reports (`stream.py`) ---------------------------------------------------
 
@@ -254,13 +220,14 @@ class Poller:
         return seconds * (1 + self.reader.own.stamp().jitter / 4)
 
     def _next(self) -> Operation[tuple[set[str], bool]]:
-        """Sleep until there is something to read. Returns the keys, and whether to read consistently."""
+        """Report positions and sleep until there is something to read. Returns the keys, and whether to read
+        consistently."""
         while True:
             self._pace = self.interval
             polls = self._polls_per_interval()
             pause = self.stretched(self._pace) / polls
             due = min(self._due.values() if self._has_stream else (), default=math.inf) - self._now
-            now = yield Sleep(max(0.0, min(pause, due)))
+            now = yield Sleep((yield from self._report_positions(max(0.0, min(pause, due)))))
             self._quick_polls = (self._quick_polls + 1) % polls
             if self._quick_polls and self._quick:
                 self._now = now

@@ -1,0 +1,123 @@
+"""Reports to waiters which position they have in their queues (`on_position`).
+
+Each report reads a whole queue. The poller makes reports in the pauses between its polls, so a lock that becomes free
+does not wait for the reports of other locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from airflow_dynamo_lock.core.effects import Callback, Operation, WaitForSlots
+from airflow_dynamo_lock.core.model.errors import LockError
+from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
+from airflow_dynamo_lock.core.queue.view import QueueReader, queue_positions
+from airflow_dynamo_lock.log import log
+
+# How often a queue is read again although the record of its lock has not changed, in seconds: a waiter behind the first
+# one that gives up changes only the queue.
+_QUEUE_EVERY = 10.0
+
+#: What shows in a lock's record that its queue may have changed: the token, the last ticket, and the head.
+_State = tuple[int, int, str | None]
+_NO_RECORD: _State = (0, 0, None)
+
+
+@dataclass
+class PositionReports:
+    """The reports to the waiters of one process and table. Times are monotonic seconds.
+
+    :ivar reader: reads the queues.
+    """
+
+    reader: QueueReader
+    # By key: the waiters that asked for reports and have a place in the queue.
+    _asking: dict[str, list[WaitForSlots]] = field(default_factory=dict, init=False)
+    # By key: the state of a lock whose waiters have no report of it yet, the longest due first.
+    _changed: dict[str, _State] = field(default_factory=dict, init=False)
+    # By key: the state when positions were last reported, and the last ticket then.
+    _reported: dict[str, _State] = field(default_factory=dict, init=False)
+    _tickets: dict[str, int] = field(default_factory=dict, init=False)
+    # When each queue was last read in which a waiter of this process has others ahead of it, and when reading them
+    # again was last considered.
+    _behind: dict[str, float] = field(default_factory=dict, init=False)
+    _reread_at: float = field(default=0.0, init=False)
+
+    def add(self, wants: WaitForSlots) -> None:
+        """Report to this waiter, if it asks for reports and has a place in a queue."""
+        if wants.on_position and wants.place:
+            self._asking.setdefault(wants.key, []).append(wants)
+            # Its entry may be newer than the last report, and the record does not change for it.
+            self._reported.pop(wants.key, None)
+
+    def remove(self, wants: WaitForSlots) -> None:
+        """Report no more to this waiter."""
+        self._reported.pop(wants.key, None)  # the waiters behind it move up
+        asking = self._asking.get(wants.key, [])
+        if wants in asking:
+            asking.remove(wants)
+        if not asking:
+            for each in (self._asking, self._changed, self._tickets, self._behind):
+                each.pop(wants.key, None)
+
+    def note(self, key: str, record: LockRecord | None) -> None:
+        """Note a lock as it was just read: its queue may have changed since the last report."""
+        if key in self._asking:
+            state = _NO_RECORD if record is None else (record.token, record.last_ticket, record.queue_head)
+            if self._reported.get(key) == state:
+                self._changed.pop(key, None)
+            else:
+                self._changed[key] = state
+
+    def due(self, polled_at: float) -> list[str]:
+        """The keys to report: those of queues that may have changed, then those that were not read for a while.
+
+        Of the latter, one for each second between polls, the longest unread first.
+
+        :param polled_at: time of the last poll of all keys.
+        """
+        unread = list[str]()
+        if self._behind and (affordable := int(polled_at - self._reread_at)):
+            self._reread_at = polled_at
+            unread = sorted(self._behind, key=self._behind.__getitem__)[:affordable]
+        return list(self._changed) + [
+            key
+            for key in unread
+            if key not in self._changed and polled_at - self._behind[key] >= _QUEUE_EVERY
+        ]
+
+    def report(self, key: str, now: float) -> Operation[None]:
+        """Read a queue, and report their positions to the waiters that asked for them."""
+        asking = list(self._asking.get(key, ()))
+        state = self._changed.pop(key, None)
+        self._behind.pop(key, None)
+        if not asking:
+            return
+        self._behind[key] = now
+        try:
+            entries = yield from self.reader.waiters(key)
+        except LockError as failure:
+            log.debug("Cannot read the queue of the lock %r: %s", key, failure)
+            return
+        if key not in self._asking:  # the last one has been removed meanwhile
+            return
+        positions = queue_positions(entries)
+        found = [(each, positions.get(each.place or "")) for each in asking]
+        if not any(position is not None and position.number > 1 for _, position in found):
+            self._behind.pop(key, None)
+        if state is not None:
+            if state[1] == self._tickets.get(key):
+                self._reported[key] = state
+            self._tickets[key] = state[1]  # the entry of a new ticket may not exist yet, so report once more
+        for waiter, position in found:
+            if position is not None and waiter.on_position:
+                yield from _call(waiter.on_position, position)
+
+
+def _call(on_position: Callable[[QueuePosition], None], position: QueuePosition) -> Operation[None]:
+    try:
+        yield Callback(partial(on_position, position))
+    except Exception:  # the caller's own error, which must not end the other waiters
+        log.exception("The on_position callback of a waiter for the lock %r failed.", position.key)
