@@ -176,6 +176,8 @@ def killed_by(mutant: Mutant | None, histories: int, tests: Sequence[str]) -> st
                 run = subprocess.run(  # noqa: S603
                     [sys.executable, *arguments],
                     cwd=folder,
+                    # Tests that are killed after their time leave their temporary folders in this one.
+                    env=os.environ | {"TMPDIR": folder},
                     capture_output=True,
                     text=True,
                     timeout=120,
