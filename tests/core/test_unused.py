@@ -46,6 +46,20 @@ def test_slots_that_were_freed_later_are_not_unused_yet() -> None:
         assert unused.see(a_record(), free, a_reply(at)) == expected, at
 
 
+def test_a_lock_that_stays_free_is_remembered_once() -> None:
+    unused = UnusedSlots()
+    for second in range(100):
+        unused.see(a_record(), 1, a_reply(float(second)))
+    assert unused._seen["k"].free_since == ((0.0, 1),)
+
+
+def test_slots_that_are_in_use_again_are_not_claimed() -> None:
+    unused = UnusedSlots()
+    unused.see(a_record(), 1, a_reply(0.0))
+    unused.see(a_record(), 0, a_reply(3.0))
+    assert not unused.claims("k", 3.0)
+
+
 @pytest.mark.parametrize(("token", "free"), [(2, 1), (1, 0), (1, -1)])
 def test_the_time_restarts_when_slots_were_granted(token: int, free: int) -> None:
     unused = UnusedSlots()
