@@ -306,7 +306,7 @@ def test_the_state_of_a_lock_is_dropped_with_its_last_waiter() -> None:
     poller.remove(one)
     assert "k" in poller._rounds
     poller.remove(two)
-    assert not any((poller._rounds, poller._pause))
+    assert not any((poller._rounds, poller._pause, poller.positions._tickets, poller.positions._behind))
 
 
 def keys_of(requests: list[Request]) -> list[str]:

@@ -58,15 +58,15 @@ def enqueue(
 def report_changes(poller: Poller, polls: int, *, tickets: int) -> None:
     for _ in range(polls):
         poller.positions.note("k", LockRecord("k", 1, 0, {}, token=1, last_ticket=tickets))
-        for key in poller.positions.due(0.0):
-            list(poller.positions.report(key, 0.0))
+        while poller.positions:
+            list(poller.positions.report(0.0))
 
 
 def seconds_of_polls(poll: Poll, seconds: int, *keys: str) -> None:
-    """Poll once a second while the holders of the locks send heartbeats."""
+    """Poll once a second while the locks do not change."""
     for _ in range(seconds):
         poll.now += 1.0
-        poll.once([lock(key, version=f"v{poll.now}") for key in keys])
+        poll.once([lock(key) for key in keys])
 
 
 def test_a_queue_is_read_again_after_a_ticket_was_taken(queues: Queues) -> None:
@@ -146,6 +146,43 @@ def test_a_queue_is_not_read_again_while_no_waiter_is_ahead(queues: Queues) -> N
     assert queues.read == []
 
 
+def test_nothing_is_remembered_of_a_queue_after_its_last_waiter_has_left(queues: Queues) -> None:
+    poll = Poll()
+    queues.owners["k"] = ["one", "me"]
+    waiter = enqueue(poll.poller, "me")
+    seconds_of_polls(poll, 1, "k")
+    positions = poll.poller.positions
+    assert positions._tickets
+    assert positions._behind
+    seconds_of_polls(poll, 1, "k")
+    assert positions._reported
+    poll.poller.remove(waiter)
+    assert not any((positions, positions._asking, positions._reported, positions._tickets, positions._behind))
+
+
+def test_a_waiter_that_is_queued_during_the_read_of_its_queue_gets_a_report(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read may be older than its item, and the record does not change again."""
+    poll, reported = Poll(), list[QueuePosition]()
+    queues.owners["k"] = ["one"]
+    enqueue(poll.poller, "one")
+    seconds_of_polls(poll, 1, "k")
+    read = queues.waiters
+
+    def waiters(reader: QueueReader, key: str) -> Operation[list[Waiter]]:
+        found = yield from read(reader, key)
+        if queues.owners["k"] == ["one"]:
+            queues.owners["k"] = ["one", "me"]
+            enqueue(poll.poller, "me", on_position=reported.append)
+        return found
+
+    monkeypatch.setattr(queues, "waiters", waiters)
+    seconds_of_polls(poll, 2, "k")
+
+    assert [each.number for each in reported] == [2]
+
+
 def test_many_queues_are_read_in_turn_at_most_one_a_second(queues: Queues) -> None:
     poll, keys = Poll(), [f"key-{number}" for number in range(30)]
     for key in keys:
@@ -199,6 +236,26 @@ def test_a_change_that_the_stream_reports_waits_for_one_report_at_most(queues: Q
     poll.once([lock(key) for key in keys])
 
     assert reported == keys[:3]
+
+
+def test_a_report_of_a_change_is_made_after_the_next_poll_if_the_queue_cannot_be_read(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll, reads = Poll(), list[float]()
+    queues.owners["k"] = ["me"]
+    enqueue(poll.poller, "me")
+    read = queues.waiters
+
+    def waiters(reader: QueueReader, key: str) -> Operation[list[Waiter]]:
+        reads.append(poll.now)
+        if poll.now in (2.0, 3.0):
+            raise LockUnavailableError("throttled", maybe_applied=False)
+        return (yield from read(reader, key))
+
+    monkeypatch.setattr(queues, "waiters", waiters)
+    seconds_of_polls(poll, 8, "k")
+
+    assert reads == [1.0, 2.0, 3.0, 4.0, 5.0], "two reads that succeed, one after the other, and then none"
 
 
 def test_a_queue_that_cannot_be_read_does_not_block_the_others(

@@ -163,6 +163,7 @@ class Poller:
                     self.positions.note(key, records.get(key))
                 notify("waiting", value=lambda: sum(map(len, self.waiters.values())))
                 notify("poll_cpu", value=spent)
+            self.positions.note_poll(self._now)
         notify("waiting", value=0)
 
     def _near(self) -> set[str]:
@@ -181,12 +182,11 @@ class Poller:
         :param pause: how long the pause is, in seconds.
         :returns: how much of the pause is left.
         """
-        due = self.positions.due(self._polled_at)
-        if not due:
+        if not self.positions:
             return pause
         begun = now = self.reader.own.stamp().at
-        for key in due:
-            yield from self.positions.report(key, now)
+        while self.positions:
+            yield from self.positions.report(now)
             now = self.reader.own.stamp().at
             if now - begun >= pause or self._changed:
                 break

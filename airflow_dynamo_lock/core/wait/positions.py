@@ -35,8 +35,9 @@ class PositionReports:
     reader: QueueReader
     # By key: the waiters that asked for reports and have a place in the queue.
     _asking: dict[str, list[WaitForSlots]] = field(default_factory=dict, init=False)
-    # By key: the state of a lock whose waiters have no report of it yet, the longest due first.
-    _changed: dict[str, _State] = field(default_factory=dict, init=False)
+    # By key: the reports to make, the longest due first, with the state of a lock whose queue may have changed, or None
+    # for a queue that was not read for a while.
+    _due: dict[str, _State | None] = field(default_factory=dict, init=False)
     # By key: the state when positions were last reported, and the last ticket then.
     _reported: dict[str, _State] = field(default_factory=dict, init=False)
     _tickets: dict[str, int] = field(default_factory=dict, init=False)
@@ -59,58 +60,54 @@ class PositionReports:
         if wants in asking:
             asking.remove(wants)
         if not asking:
-            for each in (self._asking, self._changed, self._tickets, self._behind):
+            for each in (self._asking, self._due, self._tickets, self._behind):
                 each.pop(wants.key, None)
 
     def note(self, key: str, record: LockRecord | None) -> None:
         """Note a lock as it was just read: its queue may have changed since the last report."""
         if key in self._asking:
             state = _NO_RECORD if record is None else (record.token, record.last_ticket, record.queue_head)
-            if self._reported.get(key) == state:
-                self._changed.pop(key, None)
-            else:
-                self._changed[key] = state
+            if self._reported.get(key) != state:
+                self._due[key] = state
 
-    def due(self, polled_at: float) -> list[str]:
-        """The keys to report: those of queues that may have changed, then those that were not read for a while.
+    def note_poll(self, now: float) -> None:
+        """Note a poll: queues that were not read for a while are due, one a second, the longest unread first."""
+        affordable = int(now - self._reread_at)
+        if affordable:
+            self._reread_at = now
+            for key in sorted(self._behind, key=self._behind.__getitem__)[:affordable]:
+                if now - self._behind[key] >= _QUEUE_EVERY:
+                    self._due.setdefault(key, None)
 
-        Of the latter, one for each second between polls, the longest unread first.
+    def __bool__(self) -> bool:
+        """Whether a report is due."""
+        return bool(self._due)
 
-        :param polled_at: time of the last poll of all keys.
-        """
-        unread = list[str]()
-        if self._behind and (affordable := int(polled_at - self._reread_at)):
-            self._reread_at = polled_at
-            unread = sorted(self._behind, key=self._behind.__getitem__)[:affordable]
-        return list(self._changed) + [
-            key
-            for key in unread
-            if key not in self._changed and polled_at - self._behind[key] >= _QUEUE_EVERY
-        ]
-
-    def report(self, key: str, now: float) -> Operation[None]:
-        """Read a queue, and report their positions to the waiters that asked for them."""
-        asking = list(self._asking.get(key, ()))
-        state = self._changed.pop(key, None)
-        self._behind.pop(key, None)
-        if not asking:
-            return
+    def report(self, now: float) -> Operation[None]:
+        """Make the report that is due for longest: read the queue, and call the waiters that asked for it."""
+        key = next(iter(self._due))
+        state = self._due.pop(key)
         self._behind[key] = now
+        # Noted before the read: if a waiter is added or removed meanwhile, there is another report.
+        if state is not None:
+            if state[1] == self._tickets.get(key):
+                self._reported[key] = state
+            self._tickets[key] = state[1]  # the entry of a new ticket may not exist yet, so report once more
         try:
             entries = yield from self.reader.waiters(key)
         except LockError as failure:
             log.debug("Cannot read the queue of the lock %r: %s", key, failure)
+            if state is not None:  # try again after the next poll
+                self._reported.pop(key, None)
+                self._tickets.pop(key, None)
             return
-        if key not in self._asking:  # the last one has been removed meanwhile
+        asking = list(self._asking.get(key, ()))
+        if not asking:  # the last one has been removed meanwhile
             return
         positions = queue_positions(entries)
         found = [(each, positions.get(each.place or "")) for each in asking]
         if not any(position is not None and position.number > 1 for _, position in found):
             self._behind.pop(key, None)
-        if state is not None:
-            if state[1] == self._tickets.get(key):
-                self._reported[key] = state
-            self._tickets[key] = state[1]  # the entry of a new ticket may not exist yet, so report once more
         for waiter, position in found:
             if position is not None and waiter.on_position:
                 yield from _call(waiter.on_position, position)
