@@ -15,6 +15,7 @@ Attribute = Mapping[str, Any]
 
 # DynamoDB's limits for numbers: significant digits, and the exponent of the first one.
 _DIGITS = 38
+_LARGEST_WHOLE = 10**_DIGITS - 1
 _SMALLEST, _LARGEST = -130, 125
 # DynamoDB's limit for nested lists and maps.
 _LEVELS = 31
@@ -28,25 +29,26 @@ def encode(value: Any, levels: int = _LEVELS) -> dict[str, Any]:
     :param levels: how deep lists and maps may be nested.
     :raises LockValueError: DynamoDB cannot store the value.
     """
+    # The most frequent types come first, because each write encodes about fifteen values.
     match value:
-        case None:
-            return {"NULL": True}
+        case str():
+            return {"S": _text("A text to be stored", value)}
         case bool():
             return {"BOOL": bool(value)}
         case int() | float() | Decimal():
             return {"N": _number_text(value)}
-        case str():
-            return {"S": _text("A text to be stored", value)}
+        case None:
+            return {"NULL": True}
         case bytes():
             return {"B": value}
-        case list() | tuple() | Mapping():
+        case dict() | list() | tuple() | Mapping():
             if levels < 1:
                 raise LockValueError(
                     f"DynamoDB stores at most {_LEVELS} levels of lists and maps, and these are more."
                 )
-            if isinstance(value, Mapping):
-                return {"M": {_name(name): encode(each, levels - 1) for name, each in value.items()}}
-            return {"L": [encode(each, levels - 1) for each in value]}
+            if isinstance(value, (list, tuple)):
+                return {"L": [encode(each, levels - 1) for each in value]}
+            return {"M": {_name(name): encode(each, levels - 1) for name, each in value.items()}}
     raise LockValueError(f"DynamoDB cannot store a value of type {type(value).__name__}.")
 
 
@@ -77,7 +79,7 @@ def decode(attribute: Attribute) -> Any:
 
 
 def _number_text(value: float | Decimal) -> str:
-    if isinstance(value, int) and abs(value) < 10**_DIGITS:
+    if isinstance(value, int) and -_LARGEST_WHOLE <= value <= _LARGEST_WHOLE:
         return str(int(value))
     number = Decimal(repr(float(value))) if isinstance(value, float) else Decimal(value)
     if number.is_finite():
