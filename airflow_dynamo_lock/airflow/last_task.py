@@ -67,7 +67,12 @@ class ReleaseIfLast:
             self._skip_release(ti)
 
     def _skip_release(self, ti: Any) -> None:
-        """Set the `release` task to skipped, unless a task that is no teardown waits for it: both would be skipped."""
+        """Set the `release` task to skipped, unless a task that is no teardown waits for it: both would be skipped.
+
+        The run would end about a second sooner if the heartbeat task was skipped too. But it is deferred, so Airflow
+        deletes its trigger, which still runs for a moment. On SQLite the next trigger gets the same id, and the old
+        one's event ends another task: an acquire task succeeded without a lease.
+        """
         dag = ti.task.get_dag()
         downstream = dag.get_task(self.release_task_id).downstream_task_ids
         if not all(dag.get_task(task_id).is_teardown for task_id in downstream):
