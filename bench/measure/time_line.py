@@ -137,10 +137,15 @@ def handed_over(earlier: RunTimes, later: RunTimes) -> Steps:
 def table(measured: Sequence[Steps]) -> list[dict[str, Any]]:
     """The rows of a time line: each step, in order, with the spread of its seconds."""
     seconds = defaultdict(list)
-    for steps in sorted(measured, key=len, reverse=True):  # a run with all steps gives their order
+    order: list[tuple[str, str]] = []
+    for steps in measured:
+        place = 0
         for step, taken in steps.items():
+            if step not in seconds:
+                order.insert(place, step)  # after the step before it
+            place = order.index(step) + 1
             seconds[step].append(taken)
-    return [{"who": who, "step": step, "seconds": spread(taken)} for (who, step), taken in seconds.items()]
+    return [{"who": who, "step": step, "seconds": spread(seconds[who, step])} for who, step in order]
 
 
 def triggers(measured: Sequence[dict[str, float]]) -> dict[str, Any]:

@@ -109,6 +109,22 @@ def test_a_table_has_each_step_once_in_order() -> None:
     assert [row["seconds"]["of"] for row in rows] == [2] * 11 + [1, 1] + [2, 2]
 
 
+def test_a_step_that_only_one_run_has_comes_after_the_step_before_it() -> None:
+    skipped = a_run(100.0, released=114.5)
+    skipped.tasks["lock.release"] = replace(skipped.tasks["lock.release"], state="skipped", end=at(114))
+    rows = time_line.table([time_line.uncontended(each) for each in (skipped, skipped, a_run(200.0))])
+
+    assert [row["step"] for row in rows][-7:] == [
+        "defers `release`",
+        "starts the trigger of `release`",
+        "releases: from the trigger's start to its event",
+        "ends `release`",
+        "sets `release` to skipped",
+        "frees the lock",
+        "ends the run, after `heartbeat`",
+    ]
+
+
 def test_the_parts_of_a_trigger_are_those_that_it_logs() -> None:
     line = TimeLine()
     line.end("task state")
