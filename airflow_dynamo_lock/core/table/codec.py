@@ -15,7 +15,7 @@ Attribute = Mapping[str, Any]
 
 # DynamoDB's limits for numbers: significant digits, and the exponent of the first one.
 _DIGITS = 38
-_LARGEST_WHOLE = 10**_DIGITS - 1
+_TOO_LARGE = 10**_DIGITS
 _SMALLEST, _LARGEST = -130, 125
 # DynamoDB's limit for nested lists and maps.
 _LEVELS = 31
@@ -79,7 +79,7 @@ def decode(attribute: Attribute) -> Any:
 
 
 def _number_text(value: float | Decimal) -> str:
-    if isinstance(value, int) and -_LARGEST_WHOLE <= value <= _LARGEST_WHOLE:
+    if isinstance(value, int) and abs(value) < _TOO_LARGE:
         return str(int(value))
     number = Decimal(repr(float(value))) if isinstance(value, float) else Decimal(value)
     if number.is_finite():
