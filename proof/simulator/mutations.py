@@ -893,7 +893,7 @@ MUTATIONS = {
     "denied-note-forgotten": Mutation(
         "R14: a wait note that is denied is written later",
         _edited(NestedWait._note, ("except LockAccessError", "except LockDeadlockError")),
-        test="tests/core/test_deadlock.py::test_a_wait_note_that_is_denied_once_is_written_at_the_next_look",
+        test="tests/core/test_deadlock.py::test_a_wait_note_that_is_denied_or_whose_reply_is_lost_hides_no_cycle",
     ),
     "denied-lock-never-read": Mutation(
         "R14: a lock whose read was denied is read again later",

@@ -61,7 +61,9 @@ def test_two_hundred_waiting_runs_neither_block_the_triggerer_nor_slow_the_hand_
     wait_for(lambda: queued(testbed, key) >= WAITERS or None, f"{WAITERS} runs are queued", 240)
     locks.release(lease)
     # One more than is needed, because a task may log its release after the next one has logged its grant.
-    wait_for(lambda: len(testbed.uses(key)) > TURNS or None, f"more than {TURNS} runs have used the lock", 180)
+    wait_for(
+        lambda: len(testbed.uses(key)) > TURNS or None, f"more than {TURNS} runs have used the lock", 180
+    )
     blocked = testbed.blocked_warnings(since)
     # Before the runs are marked: a hand-over to a run that has just been marked takes longer.
     turns = sorted(events(testbed, key))

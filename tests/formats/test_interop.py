@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -46,17 +47,32 @@ class Both:
         self.contestant: Contestant = LIBRARIES[format]
         with self.foreign() as worker:
             worker.do("create_table")
-        if format == "awsflock" and isinstance(engine, DynamoDBLocal):
-            # This engine deletes expired items every 10 s, so a dead holder may be gone before it is replaced.
-            engine.client().update_time_to_live(
-                TableName=FOREIGN_TABLES[format],
-                TimeToLiveSpecification={"Enabled": False, "AttributeName": "expiration_time"},
-            )
 
     @property
     def races(self) -> bool:
         """Return whether the library overwrites a holder if it is slow between read and write: docs/formats.md."""
         return self.format == "s3"
+
+    @contextmanager
+    def keeping_dead_holders(self) -> Iterator[None]:
+        """Turn off the deletion of expired items on DynamoDB Local, which deletes them every 10 s.
+
+        An item of awsflock expires with its lease, so a dead holder may be gone before it is replaced.
+        """
+        deletes = self.format == "awsflock" and isinstance(self.engine, DynamoDBLocal)
+        if deletes:
+            self._delete_expired(False)
+        try:
+            yield
+        finally:
+            if deletes:
+                self._delete_expired(True)
+
+    def _delete_expired(self, enabled: bool) -> None:
+        self.engine.client().update_time_to_live(
+            TableName=FOREIGN_TABLES[self.format],
+            TimeToLiveSpecification={"Enabled": enabled, "AttributeName": "expiration_time"},
+        )
 
     def foreign(self, lease: float = LEASE) -> Worker:
         return self.contestant.worker(self.engine.endpoint_url, Settings(lease=lease, poll=POLL, sdk=SDK))
@@ -116,7 +132,7 @@ def test_our_waiter_is_granted_the_lock_after_a_foreign_release(both: Both, key:
 
 
 def test_our_waiter_replaces_a_dead_foreign_holder(both: Both, key: str) -> None:
-    with both.foreign() as worker, both.ours() as client:
+    with both.foreign() as worker, both.ours() as client, both.keeping_dead_holders():
         _, granted = worker.do("acquire", key=key)
         if both.format == "python-dynamodb-lock":
             assert client.try_acquire(key) is None
