@@ -16,7 +16,7 @@ import pytest
 
 from airflow_dynamo_lock.client import clock
 from proof.simulator.history import play
-from proof.simulator.many import BATCH, find, play_some, quiet
+from proof.simulator.many import find, play_some, quiet
 from proof.simulator.mutations import MUTATIONS
 from proof.simulator.world import Assumptions
 
@@ -28,12 +28,13 @@ MOST = 100
 #: Number of histories in `make test`, and in each part that one of its workers plays.
 HISTORIES, PART = 2_000, 250
 
-#: After the first batch, send SIGINT to all processes, as a terminal does.
+#: After the first batch, send SIGINT to all processes, as a terminal does. The batches are short.
 INTERRUPT = """
 import os, signal
-from proof.simulator.many import play_many
+from proof.simulator import many
 
-summary = play_many(1, 1_000_000, on_progress=lambda _: os.killpg(0, signal.SIGINT))
+many.BATCH = 5
+summary = many.play_many(1, 1_000_000, on_progress=lambda _: os.killpg(0, signal.SIGINT))
 print(summary.histories, summary.interrupted)
 """
 
@@ -76,7 +77,7 @@ def test_after_an_interrupt_the_histories_until_then_are_reported() -> None:
     run = subprocess.run(
         [sys.executable, "-c", INTERRUPT], capture_output=True, text=True, start_new_session=True
     )
-    assert (run.stdout, run.stderr) == (f"{BATCH} True\n", "")
+    assert (run.stdout, run.stderr) == ("5 True\n", "")
 
 
 def test_the_unit_test_of_each_mutation_fails_under_it() -> None:
