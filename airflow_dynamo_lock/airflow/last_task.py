@@ -36,18 +36,23 @@ class ReleaseIfLast:
     :ivar acquire_task_id: id of the task that acquired the leases.
     :ivar release_task_id: id of the group's `release` task.
     :ivar task_ids: ids of all guarded tasks of the group.
+    :ivar members: ids of all tasks of the group, also of those without a guard.
     :ivar mapped: whether the group is in a mapped task group, so that only tasks of the same map index belong to it.
     """
 
     acquire_task_id: str
     release_task_id: str
     task_ids: tuple[str, ...]
+    members: frozenset[str]
     mapped: bool
 
     def __call__(self, context: Any) -> None:
         ti = context["ti"]
         guard = active_guard(self.acquire_task_id)
         if guard is None or runs_in_dag_test():
+            return
+        # A task from outside the block that was put before `release` needs the lock too.
+        if not ti.task.get_dag().get_task(self.release_task_id).upstream_task_ids <= self.members:
             return
         try:
             states = task_states.read_states(

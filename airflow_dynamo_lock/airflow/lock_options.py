@@ -7,10 +7,11 @@ from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
+from airflow_dynamo_lock.airflow.versions import AirflowFailException
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.claim import LockSpec
-from airflow_dynamo_lock.core.model.errors import LockNotHeldError, LockValueError
+from airflow_dynamo_lock.core.model.errors import LockError, LockNotHeldError, LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
@@ -35,6 +36,8 @@ PARAMETERS: Mapping[str, Any] = {
     **asdict(LockSpec()),
     "release_grace": RELEASE_GRACE,
 }
+# Attribute of the event of `fail_for_good`. No lease has it.
+_FAILURE = "failure"
 # These are checked together.
 _SLOTS = {"slots", "capacity", "mode"}
 
@@ -174,6 +177,21 @@ def from_result(result: Any, acquire_task_id: str) -> LeaseSet:
             "clear it, if it was marked as successful by hand."
         )
     return LeaseSet(tuple(Lease.from_dict(value) for value in values))
+
+
+def fail_for_good(failure: LockError) -> dict[str, str]:
+    """The payload of the event with which a trigger fails its task without a retry."""
+    return {_FAILURE: str(failure)}
+
+
+def checked_event(event: Any) -> Any:
+    """Return the payload of a trigger's event, on the worker that resumes the task.
+
+    :raises AirflowFailException: the payload is that of `fail_for_good`.
+    """
+    if isinstance(event, dict) and _FAILURE in event:
+        raise AirflowFailException(event[_FAILURE])
+    return event
 
 
 def xcom_arguments(

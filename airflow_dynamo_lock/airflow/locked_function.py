@@ -82,7 +82,7 @@ class DynamoLockOperator(Acquires, PythonOperator):
 
     def execute_locked(self, context: Context, event: Any) -> Any:
         """Resume on a worker, with the lease that the trigger acquired."""
-        self._leases_from_trigger = lock_options.from_result(event, self.task_id)
+        self._leases_from_trigger = lock_options.from_result(lock_options.checked_event(event), self.task_id)
         with as_execute(self):
             return self.execute(context)
 

@@ -26,6 +26,7 @@ from airflow_dynamo_lock.airflow.last_task import (
 from airflow_dynamo_lock.airflow.links import LINK_KEY, LockRecordLink, record_url
 from airflow_dynamo_lock.airflow.versions import (
     RESUME_AFTER,
+    RETRIES_AFTER_TRIGGER,
     AirflowFailException,
     AirflowSkipException,
     BaseOperator,
@@ -34,6 +35,7 @@ from airflow_dynamo_lock.airflow.versions import (
 )
 from airflow_dynamo_lock.core.model.arguments import Seconds
 from airflow_dynamo_lock.core.model.errors import (
+    LockDeadlockError,
     LockError,
     LockLostError,
     LockRemovedError,
@@ -73,6 +75,11 @@ def enable_start_from_trigger(
     if can_start_from_trigger(operator, arguments):
         operator.start_from_trigger = True
         operator.start_trigger_args = StartTriggerArgs(f"{_TRIGGERS}.{trigger}", resume, arguments)
+
+
+def retry_arguments(operator: BaseOperator) -> dict[str, bool]:
+    """The argument that tells a trigger whether Airflow may retry the operator after the trigger has failed it."""
+    return {"has_retries": True} if RETRIES_AFTER_TRIGGER and operator.retries else {}
 
 
 def check_early(operator: Any) -> None:
@@ -143,7 +150,9 @@ class Acquires(BaseOperator):
             arguments["outer_acquires"] = outer
         if self.on_wait is not None:
             arguments["on_wait"] = self.on_wait.as_json()
-        return arguments | ({"resume": True} if self._resume != "execute_complete" else {})
+        if self._resume != "execute_complete":
+            arguments["resume"] = True
+        return arguments | retry_arguments(self)
 
     def _acquire(self, context: Context) -> tuple[LockClient, LeaseSet]:
         """Acquire the lock in this process. If the task can defer, try once, and wait in the triggerer."""
@@ -202,8 +211,9 @@ class Acquires(BaseOperator):
                     holding=holding,
                     **options,
                 )
-        except LockRemovedError as removed:
-            raise AirflowFailException(str(removed)) from removed  # a retry would queue again
+        except (LockRemovedError, LockDeadlockError) as failure:
+            # A retry would queue again; after a deadlock, while the groups around this task hold their locks.
+            raise AirflowFailException(str(failure)) from failure
         except LockTimeoutError as failure:
             if self.on_timeout == "skip":
                 raise AirflowSkipException(str(failure)) from failure
@@ -251,8 +261,8 @@ class DynamoLockAcquireOperator(Acquires):
         )
 
     def execute_complete(self, context: Context, event: Any) -> Any:
-        """Return the leases from a trigger of an earlier version of this package. Now the trigger ends the task."""
-        return event
+        """Fail the task for good, if the trigger has resumed it for that. Else the trigger has ended it."""
+        return lock_options.checked_event(event)
 
 
 class _UsesLease(BaseOperator):

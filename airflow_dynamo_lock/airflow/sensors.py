@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
-from airflow_dynamo_lock.airflow.operators import enable_start_from_trigger
+from airflow_dynamo_lock.airflow.operators import enable_start_from_trigger, retry_arguments
 from airflow_dynamo_lock.airflow.versions import BaseSensorOperator, runs_in_dag_test
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds
@@ -74,7 +74,7 @@ class DynamoLockSensor(BaseSensorOperator):
 
     def _trigger_arguments(self) -> dict[str, Any]:
         names = ("key", "slots", "lock_mode", "timeout", "soft_fail", "poke_interval", "dynamo_lock_conn_id")
-        return {name: lock_options.plain(getattr(self, name)) for name in names}
+        return {name: lock_options.plain(getattr(self, name)) for name in names} | retry_arguments(self)
 
     def execute(self, context: Context) -> Any:
         """Read the lock once, and continue in the triggerer if the slots are not free."""
@@ -104,4 +104,5 @@ class DynamoLockSensor(BaseSensorOperator):
         return free
 
     def execute_complete(self, context: Context, event: Any) -> None:
-        """Do nothing. `defer` needs the name of a method, but the trigger itself ends the task."""
+        """Fail the task for good, if the trigger has resumed it for that. Else the trigger has ended it."""
+        lock_options.checked_event(event)

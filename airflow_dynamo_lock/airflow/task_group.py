@@ -104,6 +104,7 @@ class DynamoLock(LockGroup):
             known = None if lock_options.is_template(lease) else lock_options.optional_seconds("lease", lease)
             lock_options.interval(heartbeat, known or math.inf)
         super().__init__(group_id=group_id, add_suffix_on_collision=True, **kwargs)
+        self._is_guarded = False
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         # An execution timeout in the DAG's default arguments is meant for the guarded tasks. It would end a long
         # wait, and the heartbeat task; `timeout` limits the wait.
@@ -151,6 +152,11 @@ class DynamoLock(LockGroup):
     ) -> None:
         super().__exit__(kind, failure, traceback)
         if failure is None:
+            if self._is_guarded:
+                raise LockValueError(
+                    f"The lock group {self.group_id!r} was entered twice: create all its tasks in one with block."
+                )
+            self._is_guarded = True
             self._guard()
 
     def _guard(self) -> None:
@@ -179,8 +185,9 @@ class DynamoLock(LockGroup):
             else:
                 task._pre_execute_hook = self._enter(mapped, task._pre_execute_hook)
         if task_states.can_tell_states(list(guarded)):
+            members = frozenset({*own, *tasks})
             release_if_last = ReleaseIfLast(
-                self.acquire.task_id, self.release.task_id, tuple(guarded), mapped
+                self.acquire.task_id, self.release.task_id, tuple(guarded), members, mapped
             )
             for task in guarded.values():
                 # A callback would make Airflow start a worker for an empty task.

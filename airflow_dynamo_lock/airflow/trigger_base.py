@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TriggerEvent
 
-from airflow_dynamo_lock.airflow import task_states
+from airflow_dynamo_lock.airflow import lock_options, task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.time_line import TimeLine
-from airflow_dynamo_lock.core.model.errors import LockError
+from airflow_dynamo_lock.core.model.errors import LockDeadlockError, LockError, LockRemovedError
 
 # An event loop keeps no references to its tasks.
 _in_background: set[asyncio.Future[Any]] = set()
@@ -38,10 +38,12 @@ class LockTrigger(BaseTrigger):
     """Base of the triggers. It ends the task with the event of `work`; after a `LockError`, as failed.
 
     :cvar arguments: names of the constructor's arguments, which are attributes of the same names.
+    :ivar has_retries: whether Airflow may retry the task after `TaskFailedEvent`.
     """
 
     arguments: ClassVar[tuple[str, ...]]
     dynamo_lock_conn_id: str
+    has_retries: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,9 +72,7 @@ class LockTrigger(BaseTrigger):
                 return
             event = working.result()
         except LockError as failure:
-            # The event has no field for the reason, so the reason goes into the task's log.
-            self.log.error("%s", failure)
-            event = TaskFailedEvent()
+            event = self.failed(failure, for_good=isinstance(failure, (LockRemovedError, LockDeadlockError)))
         finally:
             working.cancel()
             orphaned.cancel()
@@ -80,6 +80,17 @@ class LockTrigger(BaseTrigger):
         self.time_line.end("end")
         self.time_line.write(self.log)
         yield event
+
+    def failed(self, failure: LockError, *, for_good: bool) -> TriggerEvent:
+        """Return the event that fails the task. The reason goes into the task's log.
+
+        :param for_good: whether the task fails even if it has retries left. Only a worker can do that where
+            `versions.RETRIES_AFTER_TRIGGER`, so the task is resumed there.
+        """
+        self.log.error("%s", failure)
+        if for_good and self.has_retries:
+            return TriggerEvent(lock_options.fail_for_good(failure))
+        return TaskFailedEvent()
 
     async def _prepare(self) -> None:
         """Begin to look up the connection and to create the client, if this process has none yet.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 from airflow_dynamo_lock.airflow import alerts, lock_options, metrics, nesting, task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
@@ -43,6 +43,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         the trigger sends the heartbeats. See `versions.RESUME_AFTER` for the reason.
     :param outer_acquires: acquire tasks of the groups around the task, as `nesting.outer_acquires` returns them.
     :param on_wait: the alert for a long wait, as `LockAlert.as_json` returns it.
+    :param has_retries: see `LockTrigger`.
 
     The other parameters are those of `DynamoLockAcquireOperator`, with durations in seconds.
     """
@@ -56,6 +57,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         "resume_after",
         "outer_acquires",
         "on_wait",
+        "has_retries",
     )
 
     def __init__(
@@ -68,6 +70,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         resume_after: float = 0.0,
         outer_acquires: list[list[Any]] | None = None,
         on_wait: str | None = None,
+        has_retries: bool = False,
         **wanted: Any,
     ) -> None:
         super().__init__()
@@ -81,6 +84,7 @@ class DynamoLockAcquireTrigger(LockTrigger):
         self.resume_after = resume_after
         self.outer_acquires = outer_acquires or []
         self.on_wait = on_wait
+        self.has_retries = has_retries
         # The link that is not stored yet.
         self._link: str | None = None
 
@@ -100,8 +104,10 @@ class DynamoLockAcquireTrigger(LockTrigger):
                 self.time_line.end("grant")
                 await self._send_heartbeats_for(started + self.resume_after - time.monotonic(), client, held)
         except LockTimeoutError as failure:
+            if self.on_timeout == "fail":
+                raise
             self.log.error("%s", failure)
-            return TaskSkippedEvent() if self.on_timeout == "skip" else TaskFailedEvent()
+            return TaskSkippedEvent()
         result = lock_options.as_result(held, wanted.keys, many=not isinstance(self.key, str))
         if not self.resume:
             # Not as a part of the event: downstream tasks would receive the result as JSON text.
@@ -327,13 +333,14 @@ class DynamoLockSensorTrigger(LockTrigger):
 
     :param deadline: end of the waiting, in epoch seconds by this deployment's clock; None waits for `timeout`
         from now.
+    :param has_retries: see `LockTrigger`.
 
     The other parameters are those of `DynamoLockSensor`.
     """
 
     arguments = (
         *("key", "slots", "lock_mode", "timeout", "soft_fail", "poke_interval"),
-        *("dynamo_lock_conn_id", "deadline"),
+        *("dynamo_lock_conn_id", "deadline", "has_retries"),
     )
 
     def __init__(
@@ -346,6 +353,7 @@ class DynamoLockSensorTrigger(LockTrigger):
         dynamo_lock_conn_id: str = DEFAULT_CONN_ID,
         deadline: float | None = None,
         lock_mode: Mode = "exclusive",
+        has_retries: bool = False,
     ) -> None:
         super().__init__()
         self.key = key
@@ -356,6 +364,7 @@ class DynamoLockSensorTrigger(LockTrigger):
         self.poke_interval = poke_interval
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         self.deadline = deadline
+        self.has_retries = has_retries
 
     async def work(self) -> TriggerEvent:
         timeout = _remaining(self.timeout, self.deadline)
@@ -369,8 +378,10 @@ class DynamoLockSensorTrigger(LockTrigger):
                     poll_interval=self.poke_interval,
                 )
         except LockTimeoutError as failure:
+            if not self.soft_fail:
+                return self.failed(failure, for_good=True)  # as Airflow does for other sensors
             self.log.error("%s", failure)
-            return TaskSkippedEvent() if self.soft_fail else TaskFailedEvent()
+            return TaskSkippedEvent()
         return TaskSuccessEvent()
 
 

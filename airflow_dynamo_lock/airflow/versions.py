@@ -73,6 +73,10 @@ STARTS_IN_TRIGGERER = _VERSION not in ((3, 1), (3, 2))
 #: Whether the triggerer renders the templates of a task that starts there.
 RENDERS_IN_TRIGGERER = _VERSION >= (3, 3)
 
+#: Whether Airflow may retry a task that its trigger has ended as failed (3.3.1, apache/airflow pull request 71163).
+#: Earlier versions fail such a task for good.
+RETRIES_AFTER_TRIGGER = _VERSION >= (3, 3)
+
 #: Whether the command ``airflow dynamo-lock`` exists. Earlier versions ignore the commands of providers.
 HAS_PROVIDER_COMMANDS = _VERSION >= (3, 2)
 
@@ -195,7 +199,9 @@ def runs_in_dag_test() -> bool:
 
 
 def skip_task(task_id: str, map_index: int) -> None:
-    """Set another task of the run to skipped, from a task's process. One that runs or has ended may stay as it is.
+    """Set another task of the run to skipped, from a task's process.
+
+    If it runs or has ended, it stays as it is from Airflow 3.2 on; before, it is set to skipped too.
 
     :param task_id: id of the other task.
     :param map_index: its map index; -1 if it is not mapped.

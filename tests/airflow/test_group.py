@@ -313,6 +313,24 @@ def test_sensors_wait_until_the_lock_could_be_taken(testbed: Testbed, key: str) 
     ) is RENDERS_IN_TRIGGERER
 
 
+def test_a_removed_waiter_and_a_sensor_that_timed_out_fail_without_a_retry(
+    testbed: Testbed, key: str
+) -> None:
+    lease = testbed.locks.try_acquire(key, lease=300)
+    assert lease is not None
+    run_id = testbed.start("ended", key)
+    (waiter,) = wait_for(lambda: testbed.locks.waiters(key) or None, "the run waits for the lock", AIRFLOW)
+    testbed.locks.remove_waiter(key, waiter.lease_id, reason="a drill")
+
+    assert testbed.airflow.wait("ended", run_id).state == "failed"
+    for task_id, message in ("lock.acquire", "(a drill)"), ("sensor", "was not free within 5 s"):
+        failed = testbed.airflow.task_instance("ended", run_id, task_id)
+        assert (failed.state, failed.try_number) == ("failed", 1), task_id
+        assert message in testbed.airflow.task_log("ended", run_id, task_id)
+    assert testbed.locks.waiters(key) == []
+    testbed.locks.release(lease)
+
+
 def test_an_uncontended_lock_is_acquired_at_once_and_its_release_is_skipped(
     testbed: Testbed, key: str, record_property: Record
 ) -> None:

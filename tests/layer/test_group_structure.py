@@ -299,6 +299,13 @@ def test_a_lock_without_tasks_fails_when_the_dag_is_parsed() -> None:
         pass
 
 
+def test_a_group_that_is_entered_twice_fails_when_the_dag_is_parsed() -> None:
+    with DAG("dag"), DynamoLock("k") as lock:
+        work()
+    with pytest.raises(LockValueError, match="'lock' was entered twice"), lock:
+        work()
+
+
 def test_an_operator_refuses_an_invalid_key_too() -> None:
     with DAG("dag"), pytest.raises(LockValueError, match="must not be empty"):
         DynamoLockOperator(task_id="a", key="", python_callable=print)

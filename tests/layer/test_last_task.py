@@ -36,7 +36,7 @@ from tests.layer.test_guard import Task, holder
 
 States = Mapping[str, str | None]
 
-ACQUIRE, RELEASE = "lock.acquire", "lock.release"
+ACQUIRE, HEARTBEAT, RELEASE = "lock.acquire", "lock.heartbeat", "lock.release"
 NOT_BEGUN: States = {RELEASE: None}
 
 
@@ -129,7 +129,8 @@ def succeed(
     dag: DAG | None = None,
 ) -> None:
     """Call the callback of a task, as Airflow does after the task has succeeded."""
-    callback = ReleaseIfLast(ACQUIRE, RELEASE, task_ids or ("lock.a",), mapped)
+    task_ids = task_ids or ("lock.a",)
+    callback = ReleaseIfLast(ACQUIRE, RELEASE, task_ids, frozenset({ACQUIRE, *task_ids}), mapped)
     callback({"ti": an_instance(states, map_index, dag)})
 
 
@@ -216,9 +217,27 @@ def test_in_a_mapped_group_the_tasks_of_the_same_index_must_have_ended(
 def test_only_the_leases_of_its_own_group_are_released(
     locks: LockClient, lease: Lease, inside: Guard
 ) -> None:
-    ReleaseIfLast("outer.acquire", RELEASE, ("lock.a",), False)({"ti": an_instance({"lock.a": "success"})})
+    tasks = ("lock.a",)
+    callback = ReleaseIfLast("outer.acquire", RELEASE, tasks, frozenset({ACQUIRE, *tasks}), False)
+    callback({"ti": an_instance({"lock.a": "success"})})
     inside.leave()
     assert holder(locks, lease)
+
+
+def test_a_task_from_outside_the_block_before_the_release_task_keeps_the_lock(
+    locks: LockClient, lease: Lease, inside: Guard
+) -> None:
+    with DAG("dag") as dag:
+        with DynamoLock("k") as lock:
+            work.override(task_id="a")()
+        lock >> work.override(task_id="after")()
+    succeed({"lock.a": "success"}, dag=dag)
+    assert inside._releases
+    inside._releases = False
+
+    dag.get_task("after") >> dag.get_task(RELEASE)
+    succeed({"lock.a": "success"}, dag=dag)
+    assert not inside._releases
 
 
 def test_in_dag_test_the_release_task_releases_the_lock(
@@ -458,7 +477,9 @@ def test_tasks_without_a_guarded_task_behind_them_check_whether_they_are_the_las
         lock >> work.override(task_id="after")()
     assert releases(dag) == {"lock.b", "lock.c"}
     (callback,) = callbacks(dag, "lock.b")
-    assert callback == ReleaseIfLast(ACQUIRE, RELEASE, ("lock.first", "lock.b", "lock.c"), False)
+    guarded = ("lock.first", "lock.b", "lock.c")
+    members = frozenset({ACQUIRE, HEARTBEAT, RELEASE, *guarded})
+    assert callback == ReleaseIfLast(ACQUIRE, RELEASE, guarded, members, False)
 
 
 def test_callbacks_of_the_user_are_called_first_and_are_not_shared() -> None:

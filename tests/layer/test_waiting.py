@@ -31,7 +31,7 @@ from airflow_dynamo_lock.airflow import lock_options, nesting, task_states
 from airflow_dynamo_lock.airflow.lock_options import Wanted
 from airflow_dynamo_lock.airflow.trigger_base import LockTrigger
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger
-from airflow_dynamo_lock.airflow.versions import AirflowFailException
+from airflow_dynamo_lock.airflow.versions import RETRIES_AFTER_TRIGGER, AirflowFailException
 from deployments.hold_times import make_usual
 from deployments.patience import PATIENCE, wait_until
 
@@ -371,10 +371,13 @@ def test_a_removed_waiter_fails_without_a_retry_on_a_worker(locks: LockClient, k
     assert locks.waiters(key) == []
 
 
+@pytest.mark.parametrize("retries", [0, 2])
 def test_a_removed_waiter_fails_without_a_retry_in_the_triggerer(
-    locks: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
+    locks: LockClient, key: str, monkeypatch: pytest.MonkeyPatch, retries: int
 ) -> None:
-    """`TaskFailedEvent` fails a task even if it has retries left."""
+    """Where Airflow retries a task after `TaskFailedEvent`, a task that has retries fails on a worker."""
+    with DAG("dag"):
+        operator = DynamoLockAcquireOperator(task_id="waits", key=key, retries=retries)
 
     async def at_once(_: Any) -> None: ...
 
@@ -392,10 +395,17 @@ def test_a_removed_waiter_fails_without_a_retry_in_the_triggerer(
     removing.start()
 
     async def events() -> list[Any]:
-        return [each async for each in in_the_triggerer(key).run()]
+        trigger = DynamoLockAcquireTrigger(**operator._trigger_arguments())
+        trigger.task_instance = task_instance("waits")
+        return [each async for each in trigger.run()]
 
-    assert [type(each).__name__ for each in asyncio.run(events())] == ["TaskFailedEvent"]
+    (event,) = asyncio.run(events())
     removing.join()
+    if RETRIES_AFTER_TRIGGER and retries:
+        with pytest.raises(AirflowFailException, match=r"was ended by anna \(a drill\)"):
+            operator.execute_complete({}, event.payload)
+    else:
+        assert type(event).__name__ == "TaskFailedEvent"
     assert written.getvalue() == (
         f"This wait for the lock '{key}' was ended by anna (a drill): ask there before you run it again.\n"
     )

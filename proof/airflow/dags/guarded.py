@@ -30,6 +30,8 @@ TIMES: Any = {
     "release_grace": "{{ dag_run.conf.get('grace', 6) }}",
     "timeout": "{{ dag_run.conf.get('timeout') }}",
 }
+#: Arguments of a task that is retried once.
+AGAIN: Any = {"retries": 1, "retry_delay": timedelta(seconds=1)}
 
 
 def note(**values: object) -> None:
@@ -85,8 +87,7 @@ with DAG("skipping", schedule=None, max_active_runs=300), DynamoLock(KEY, on_tim
     work()
 
 with DAG("steps", schedule=None, max_active_runs=300), DynamoLock(KEY, **TIMES):
-    again: Any = {"retries": 1, "retry_delay": timedelta(seconds=1)}
-    work.override(task_id="first", **again)() >> work.override(task_id="second", **again)()
+    work.override(task_id="first", **AGAIN)() >> work.override(task_id="second", **AGAIN)()
 
 with DAG("retried", schedule=None), DynamoLock(KEY, **TIMES):
     work.override(task_id="fails_once", retries=1, retry_delay=timedelta(seconds=30))()
@@ -165,12 +166,20 @@ def meet() -> None:
         time.sleep(0.1)
 
 
-# Each run of a round waits for its inner lock when all of them hold their outer one.
-with DAG("crossed", schedule=None), DynamoLock(KEY, group_id="outer", **TIMES):
+# Each run of a round waits for its inner lock when all of them hold their outer one. A task that is retried after the
+# error would wait again, while its run still holds the outer lock.
+with DAG("crossed", schedule=None, default_args=AGAIN), DynamoLock(KEY, group_id="outer", **TIMES):
     met = meet()
     with DynamoLock("{{ dag_run.conf['inner'] }}", group_id="inner", **TIMES) as inner:
         quick()
     met >> inner
+
+
+# The group's wait and the sensor's are ended while the lock is held. A retry would wait again.
+with DAG("ended", schedule=None, default_args=AGAIN):
+    DynamoLockSensor(task_id="sensor", key=KEY, timeout=5)
+    with DynamoLock(KEY, **TIMES):
+        quick()
 
 
 for name in ("amazon_lock_client", "python_dynamodb_lock", "dyndbmutex", "awsflock", "s3"):
