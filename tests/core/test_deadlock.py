@@ -26,7 +26,7 @@ from airflow_dynamo_lock.core.model.outcomes import Granted
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.native import NativeFormat
-from proof.simulator.stepped import DENIED, LOST, TABLE, UNSENT, Host, Paused, World, a_holder
+from proof.simulator.stepped import CONFLICT, DENIED, LOST, TABLE, UNSENT, Host, Paused, World, a_holder
 
 Options = dict[str, Any]
 
@@ -455,6 +455,81 @@ def test_the_cycle_of_plain_locks_is_the_chain_that_leads_back(seed: int) -> Non
             assert [member.holds for member in members] == [(f"k{member}",) for member in chain]
 
 
+def entries_of(world: World, key: str) -> list[str]:
+    """Return the entries in the queue of a lock."""
+    items = world.client.query(
+        TableName=TABLE,
+        KeyConditionExpression="#key = :key",
+        ExpressionAttributeNames={"#key": "key"},
+        ExpressionAttributeValues={":key": {"S": key}},
+    )["Items"]
+    return [each["entry"]["S"] for each in items if each["entry"]["S"] != "lock"]
+
+
+def erases(effect: object) -> bool:
+    """Whether the effect is the write that removes a wait note."""
+    return isinstance(effect, Request) and effect.params.get("UpdateExpression", "").startswith(
+        "REMOVE #holders.#me.#wait"
+    )
+
+
+def test_an_interrupt_while_the_note_is_removed_leaves_no_queue_entry(world: World) -> None:
+    a, _ = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.wait_for("y", timeout=3.0)
+    assert a.waits is not None
+    while not erases(a.waits.effect):
+        a.waits.step()
+
+    with pytest.raises(KeyboardInterrupt):
+        a.waits.interrupt(KeyboardInterrupt()).finish()
+
+    assert entries_of(world, "y") == []
+    assert not a.host.queue.own.ids
+
+
+def test_the_removal_of_a_note_is_repeated_after_a_conflict(world: World) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.wait_for("y")
+    a.run(world.now + 2.0)
+    b.release()
+    assert a.waits is not None
+    while not erases(a.waits.effect):
+        a.waits.step()
+    world.faults.append(CONFLICT)
+    a.waits.finish()
+    assert not world.record("x").holders["a/x"].waits
+
+
+def test_a_cycle_that_cannot_be_noted_for_a_moment_does_not_end_the_wait(world: World) -> None:
+    a, b = ring(world, 2)
+    assert a.waits is not None
+    while not (isinstance(a.waits.effect, Request) and "seen" in str(a.waits.effect.params)):
+        a.waits.step()
+    world.faults.append(DENIED)
+    run_all(world, [a, b], 5.0)
+    assert (a.failure is None, b.failure is None) == (True, False)
+
+
+def test_a_short_cycle_is_found_beside_more_locks_than_can_be_read(world: World) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "zz")
+    keys = [f"n{number:02}" for number in range(11)]
+    for key in keys:
+        holder = Host(world, key)
+        holder.take(key=key, lease_ms=10**8)
+        others = tuple(f"m/{key}/{number:02}" for number in range(20))
+        for other in others:
+            holder.take(f"holder of {other}", key=other, lease_ms=10**8)
+        holder.send(holder.queue.format.note_wait(key, key, Wait(f"wait of {key}", 1, others, 1, 1)))
+    claims = [a.host.claim("a/set", key=key) for key in ("zz", *keys)]
+    options: Options = {"timeout": None, "poll_interval": 1.0, "owns_lease_id": True, "holding": a.leases}
+    a.waits = a.host.start(a.host.operations.acquiring.acquire_all(claims, now=a.host.now(), **options))  # type: ignore[arg-type]
+    a.run(world.now + 0.01)
+    world.now += 0.1
+    b.wait_for("x")
+    run_all(world, [a, b], 10.0)
+    assert (a.failure is None, b.failure is None) == (True, False)
+
+
 @pytest.mark.parametrize("ends_with", [CapacityMismatchError, LockAccessError, LockNotFoundError])
 def test_a_wait_that_ends_with_an_error_leaves_no_note_and_no_queue_entry(
     world: World, ends_with: type[LockError]
@@ -477,13 +552,7 @@ def test_a_wait_that_ends_with_an_error_leaves_no_note_and_no_queue_entry(
         a.waits.finish()
 
     assert not world.record("x").holders["a/x"].waits
-    entries = world.client.query(
-        TableName=TABLE,
-        KeyConditionExpression="#key = :key",
-        ExpressionAttributeNames={"#key": "key"},
-        ExpressionAttributeValues={":key": {"S": "y"}},
-    )["Items"]
-    assert [each["entry"]["S"] for each in entries if each["entry"]["S"] != "lock"] == []
+    assert entries_of(world, "y") == []
 
 
 def test_a_holder_that_waits_is_described(world: World) -> None:

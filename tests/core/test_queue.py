@@ -581,3 +581,12 @@ def test_a_position_is_described(world: World) -> None:
     third, first = (queue_positions(waiters)[waiters[number].place] for number in (2, 0))
     assert third.describe() == "3rd of 3, behind prod/b"
     assert first.describe() == "1st of 3"
+
+
+def test_a_queued_waiter_can_be_woken_from_the_pause_after_a_failed_attempt(world: World) -> None:
+    """The poller leaves the free slots to it, so a sleeping waiter would keep them from all others of its process."""
+    Host(world, "holder").take()
+    waits = until_waiting(Host(world, "waiter").start_acquire())
+    waits.step()
+    world.faults.append(UNSENT)
+    assert isinstance(waits.step().effect, WaitForSlots)

@@ -8,11 +8,13 @@ import pytest
 
 from airflow_dynamo_lock.core.effects import Request
 from airflow_dynamo_lock.core.model.claim import Claim
+from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.edits import Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
     LockNotFoundError,
     LockRecordError,
+    LockRemovedError,
     LockTimeoutError,
     LockUnavailableError,
 )
@@ -403,3 +405,20 @@ def test_tickets_grow_even_after_a_record_was_deleted(world: World) -> None:
 
     assert woken(two) is None
     assert woken(one) is not None
+
+
+def test_a_waiter_that_was_removed_from_the_queue_of_another_lock_of_its_set_ends(world: World) -> None:
+    """The poller reads only the lock that it waits for, "a"."""
+    host = Host(world)
+    take_all(Host(world, "other"), "a")
+    waits = waiting_for(host, "ab")
+    person = Host(world, "person")
+    person.run(person.operations.admin.remove_waiter("b", host.name, Decision("anna", "a drill")))
+    began = world.now
+
+    with pytest.raises(LockRemovedError, match="a drill"):
+        waits.finish()
+
+    assert world.now - began <= 12.0
+    reader = Host(world, "reader")
+    assert [reader.run(reader.queue.reader.waiters(key)) for key in "ab"] == [[], []]

@@ -25,6 +25,10 @@ from airflow_dynamo_lock.log import log
 # Shortest timeout of a request, in seconds, even if the caller has less time left.
 _ANSWER_WITHIN = 3.0
 
+# Seconds after which a waiter for several locks tries again, although it was not woken: the poller reads only the lock
+# that it waits for, and a person may have removed it from the queue of another one.
+_LOOK_AT_SET_EVERY = 10.0
+
 
 @dataclass(frozen=True)
 class Acquiring:
@@ -77,6 +81,7 @@ class Acquiring:
         mine: dict[str, Waiter] = {}
         enqueued = False
         report_position = on_change(on_position) if on_position else None
+        wants: WaitForSlots | None = None
         admission = Admission(self.window)
         nested = NestedWait(self.requests, self.observer, claims, holding) if holding else None
         try:
@@ -137,15 +142,24 @@ class Acquiring:
                         claims = self._with_new_lease_id(claims)
                         claim = next(each for each in claims if each.key == claim.key)
                     log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
-                    now = yield Sleep(admission.pause(poll_interval, stamp.jitter, left))
+                    pause = admission.pause(poll_interval, stamp.jitter, left)
+                    # The poller leaves free slots to a waiter in the queue, so it wakes that one also from this pause.
+                    now = (
+                        yield replace(wants, seconds=pause)
+                        if wants is not None and enqueued
+                        else Sleep(pause)
+                    )
                     continue
+                seconds = None if deadline is None else max(0.0, deadline - now)
+                if len(claims) > 1 and mine:
+                    seconds = _LOOK_AT_SET_EVERY if seconds is None else min(seconds, _LOOK_AT_SET_EVERY)
                 wants = WaitForSlots(
                     claim.key,
                     claim.slots,
                     capacity=claim.capacity,
                     takes=True,
                     poll_interval=poll_interval,
-                    seconds=None if deadline is None else max(0.0, deadline - now),
+                    seconds=seconds,
                     place=mine[claim.key].place if claim.key in mine else None,
                     lease_id=mine[claim.key].lease_id if claim.key in mine else None,
                     on_position=report_position,
@@ -157,14 +171,16 @@ class Acquiring:
             interrupted = owns_lease_id and not isinstance(failure, (Exception, GeneratorExit))
             outage = isinstance(failure, LockUnavailableError)
             gave_up = interrupted or (isinstance(failure, LockError) and not outage)
-            if nested is not None and gave_up:
-                yield from nested.end()
+            # The notes come last, because there may be another interrupt: a note that stays does no harm, but an entry
+            # that stays counts as a living waiter while this process lives.
             if mine and gave_up:
                 yield from self.queue.dequeue(list(mine.values()), UNDO_WITHIN, granted=False)
             else:
                 self.queue.dequeue_later(
                     mine.values(), resumable=not owns_lease_id and not isinstance(failure, LockError)
                 )
+            if nested is not None and gave_up:
+                yield from nested.end()
             raise
         finally:
             admission.close()

@@ -161,7 +161,12 @@ class Attempting:
         writes: dict[str, GrantWrite] = {}
         seen: dict[str, Seen] = {}
         unclear = [] if not mine else list(claims)
-        if not mine:
+        if mine:
+            # The queues are read only up to the first lock that is not free, and a removal may be noted in any of them.
+            shown = yield from self.confirming.records(claims, within)
+            for claim in claims:
+                _check_not_removed(shown[claim.key][0], claim, mine[claim.key])
+        else:
             writes = {each.key: self._first_write(each) for each in claims}
         for attempt in range(ROUNDS):
             for claim in unclear:
@@ -188,8 +193,8 @@ class Attempting:
                 ]
                 seen = {}
                 for claim in unclear:
-                    shown = replace(reply, output=reasons[claim.key])
-                    seen[claim.key] = yield from self.requests.record_after(claim.key, shown, within)
+                    reason = replace(reply, output=reasons[claim.key])
+                    seen[claim.key] = yield from self.requests.record_after(claim.key, reason, within)
                 continue
             unclear = list(claims)
             unconfirmed.update(each.key for each in claims)

@@ -113,11 +113,9 @@ class NestedWait:
 
     def end(self) -> Operation[None]:
         """Remove the notes, because the wait has ended. A note that stays does no harm."""
-        while self._maybe_noted:
-            lease = self._maybe_noted.pop()
-            erase = self._requests.format.erase_wait(lease.key, lease.lease_id, self._wait.id)
+        for lease in self._maybe_noted:
             try:
-                yield with_timeout(erase, _READ_WITHIN)
+                yield from self._erase(lease)
             except LockError as failure:
                 log.debug("Could not remove the note of a wait from the lock %r: %s", lease.key, failure)
 
@@ -183,12 +181,21 @@ class NestedWait:
     def _confirm(self, suspects: frozenset[str]) -> Operation[None]:
         """Note that this wait still lasts while a cycle shows around it."""
         for lease in self._noted:
-            yield from self._write(lease, suspects)
+            try:
+                yield from self._write(lease, suspects)
+            except LockUnavailableError:
+                raise
+            except LockError as failure:  # as for the first note, it may be denied for a moment only
+                log.debug("Cannot note a cycle in the lock %r, trying again: %s", lease.key, failure)
 
     def _write(self, lease: Lease, seen: frozenset[str]) -> Operation[Reply]:
         wait = replace(self._wait, seen=seen)
         note = partial(self._requests.format.note_wait, lease.key, lease.lease_id, wait)
         return (yield from self._requests.write(lambda _: with_timeout(note(), _READ_WITHIN)))
+
+    def _erase(self, lease: Lease) -> Operation[Reply]:
+        erase = partial(self._requests.format.erase_wait, lease.key, lease.lease_id, self._wait.id)
+        return (yield from self._requests.write(lambda _: with_timeout(erase(), _READ_WITHIN)))
 
     def _follow(self) -> Operation[tuple[dict[str, LockRecord], dict[str, list[Holder]]]]:
         """Read the locks that the chain leads to. Returns them, and their dead holders."""
@@ -196,8 +203,10 @@ class NestedWait:
         dead: dict[str, list[Holder]] = {}
         asked: set[str] = set()
         wanted = {*self._claims, *self._further}
+        # First of all, so that no long list of others hides a short cycle.
+        own = {*self._claims, *(each.key for each in self._holding)}
         while wanted and len(asked) < _MAX_LOCKS:
-            wanted = set(sorted(wanted)[: _MAX_LOCKS - len(asked)])
+            wanted = set(sorted(wanted, key=lambda key: (key not in own, key))[: _MAX_LOCKS - len(asked)])
             asked |= wanted
             found = yield from self._read(wanted)
             for record, reply in found:
