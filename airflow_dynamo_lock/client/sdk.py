@@ -145,7 +145,9 @@ def answer_to(failure: Exception, request: Request, sent_at: float) -> Reply:
         if failure.response["Error"]["Code"] in _REFUSED or _is_refused(failure):
             return reply(failure.response, sent_at, refused=True)
         raise _service_error(failure, request) from failure
-    raise _sdk_error(failure, request) from failure
+    error = _sdk_error(failure, request)
+    # R12: a traceback shows the cause's text, so the cause is only kept if the error shows all of that text.
+    raise error from (failure if str(failure) in str(error) else None)
 
 
 def _is_refused(failure: aws.ClientError) -> bool:
@@ -245,14 +247,27 @@ def _sdk_error(failure: Exception, request: Request) -> LockError:
     if isinstance(failure, (aws.EndpointConnectionError, aws.ConnectTimeoutError, aws.ProxyConnectionError)):
         # This is the SDK's last attempt. An earlier one may have been applied.
         return LockUnavailableError(f"{_service(request)} cannot be reached ({failure}).", maybe_applied=True)
+    if type(failure) is aws.HTTPClientError:
+        # R12: only the type is shown, because the text may contain the request's headers, with the session token.
+        unhandled = failure.kwargs.get("error")
+        if isinstance(unhandled, ValueError):
+            return LockAccessError(
+                f"{request.action} cannot be sent to {_service(request)} ({type(unhandled).__name__}): correct the AWS "
+                "credentials if they contain a character that HTTP does not allow, such as a newline, or else the "
+                "endpoint URL."
+            )
+        return _broken(request, type(unhandled).__name__)
     if isinstance(failure, (aws.HTTPClientError, aws.ConnectionError)):
-        return LockUnavailableError(
-            f"The connection to {_service(request)} broke during {request.action} ({failure}).",
-            maybe_applied=True,
-        )
+        return _broken(request, str(failure))
     if isinstance(failure, aws.BotoCoreError):
         return LockError(f"The AWS SDK could not send {request.action}: {failure}")
     raise failure
+
+
+def _broken(request: Request, why: str) -> LockUnavailableError:
+    return LockUnavailableError(
+        f"The connection to {_service(request)} broke during {request.action} ({why}).", maybe_applied=True
+    )
 
 
 def _service(request: Request) -> str:

@@ -4,6 +4,7 @@ what to do.
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import pytest
@@ -242,6 +243,27 @@ def test_a_broken_network_leaves_open_whether_the_write_was_applied(failure: Exc
 
     assert type(error) is LockUnavailableError
     assert error.maybe_applied
+
+
+def test_a_header_that_http_does_not_allow_is_an_access_error_without_the_header() -> None:
+    error = _error(aws.HTTPClientError(error=ValueError("Invalid header value b'IQoJ-session-token\\nx'")))
+
+    assert type(error) is LockAccessError
+    assert "a character that HTTP does not allow, such as a newline" in str(error)
+    assert "IQoJ" not in "".join(traceback.format_exception(error))
+
+
+def test_an_error_of_the_http_client_is_named_by_its_type_because_its_text_may_contain_headers() -> None:
+    error = _error(aws.HTTPClientError(error=RuntimeError("b'IQoJ-session-token' was not sent")))
+
+    assert type(error) is LockUnavailableError
+    assert "(RuntimeError)" in str(error)
+    assert "IQoJ" not in "".join(traceback.format_exception(error))
+
+
+def test_the_cause_of_a_broken_connection_is_kept() -> None:
+    failure = aws.ReadTimeoutError(endpoint_url=URL)
+    assert _error(failure).__cause__ is failure
 
 
 def test_a_request_that_the_sdk_cannot_send_is_an_error() -> None:

@@ -30,6 +30,7 @@ from airflow_dynamo_lock import (
     AsyncLockClient,
     DynamoLockHook,
     DynamoLockOperator,
+    LockAccessError,
     LockClient,
     LockError,
     sdk_config,
@@ -270,6 +271,26 @@ def test_errors_of_each_kind(output: Output, url: str) -> None:
         output.note_error(lambda locks=client: locks.get("errors"))  # type: ignore[misc]
         output.note_error(lambda locks=client: list(locks.list_locks()))  # type: ignore[misc]
         output.note_error(lambda locks=client: locks.check_table())  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["aws_access_key_id", "aws_session_token"])
+def test_credentials_that_http_does_not_allow(output: Output, url: str, name: str) -> None:
+    credentials = CREDENTIALS | {name: f"{SESSION}\nx"}
+    client = boto3.client(
+        "dynamodb", endpoint_url=url, region_name=REGION, config=sdk_config(), **credentials
+    )
+    output.note_error(lambda: LockClient(client, table=TABLE).get("anything"), LockAccessError)
+
+
+async def test_credentials_that_http_does_not_allow_with_asyncio(output: Output, url: str) -> None:
+    session: Any = get_session()
+    credentials = CREDENTIALS | {"aws_session_token": f"{SESSION}\nx"}
+    async with session.create_client(
+        "dynamodb", endpoint_url=url, region_name=REGION, config=sdk_config(), **credentials
+    ) as client:
+        with pytest.raises(LockAccessError) as raised:
+            await AsyncLockClient(client, table=TABLE).get("anything")
+    output.note(raised.value)
 
 
 # -- Airflow ------------------------------------------------------------------------------------------------------
