@@ -170,7 +170,7 @@ def _clock(where: Settings) -> str:
             answer = where.aws.describe_table(TableName=where.table)
     except ClientError as refused:
         answer = refused.response
-    except BotoCoreError:
+    except (BotoCoreError, OSError, ValueError):  # the SDK does not wrap all errors of a wrong endpoint URL
         raise _Warning("AWS cannot be reached to compare it with") from None
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     if date is None:

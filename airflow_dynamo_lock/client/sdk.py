@@ -261,7 +261,13 @@ def _sdk_error(failure: Exception, request: Request) -> LockError:
         return _broken(request, str(failure))
     if isinstance(failure, aws.BotoCoreError):
         return LockError(f"The AWS SDK could not send {request.action}: {failure}")
-    raise failure
+    if isinstance(failure, (ValueError, OSError)):
+        # Such as a port out of range, or a missing `credential_process`. The text may be a piece of a secret (R12).
+        return LockError(
+            f"The AWS SDK could not send {request.action} ({type(failure).__name__}): check the endpoint URL, the AWS "
+            "credentials and the other settings of the SDK."
+        )
+    raise failure  # a programming error, which no setting would mend
 
 
 def _broken(request: Request, why: str) -> LockUnavailableError:

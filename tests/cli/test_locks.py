@@ -517,15 +517,22 @@ def test_missing_settings_are_reported(
     assert len(error.splitlines()) == 1
 
 
+def test_a_port_that_cannot_be_is_reported(shell: Shell) -> None:
+    error = stderr_of(shell("get", "k", "--endpoint-url", "http://127.0.0.1:99999"), FAILED)
+    assert "check the endpoint URL" in error
+    assert len(error.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("environment", "what", "sentence"),
     [
         ({"DYNAMO_LOCK_TABLE": "nowhere"}, "table", "'nowhere' does not exist"),
         ({"AWS_ENDPOINT_URL_DYNAMODB": "http://127.0.0.1:1"}, "table", "127.0.0.1:1"),
+        ({"AWS_ENDPOINT_URL_DYNAMODB": "http://127.0.0.1:99999"}, "table", "check the endpoint URL"),
         ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "AWS", "no AWS credentials"),
         ({"AWS_DEFAULT_REGION": None}, "AWS", "region"),
     ],
-    ids=["no table", "a dead endpoint", "no credentials", "no region"],
+    ids=["no table", "a dead endpoint", "no such port", "no credentials", "no region"],
 )
 def test_doctor_reports_missing_settings(
     shell: Shell,

@@ -270,10 +270,28 @@ def test_a_request_that_the_sdk_cannot_send_is_an_error() -> None:
     assert type(_error(aws.ParamValidationError(report="bad"))) is LockError
 
 
-def test_an_unknown_exception_passes_through_unchanged() -> None:
-    failure = RuntimeError("Session is closed")
+@pytest.mark.parametrize(
+    "failure",
+    [ValueError("Port could not be cast to integer value as 'hunter2'"), PermissionError(13, "hunter2")],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_wrong_settings_that_the_sdk_reports_by_python_errors_are_a_lock_error(failure: Exception) -> None:
+    error = _error(failure)
 
-    with pytest.raises(RuntimeError) as raised:
+    assert type(error) is LockError
+    for part in ("UpdateItem", type(failure).__name__, "check the endpoint URL"):
+        assert part in str(error)
+    # The text is a piece of the settings, which may be a secret.
+    assert "hunter2" not in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [RuntimeError("Session is closed"), TypeError("x"), AttributeError("x")],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_a_programming_error_passes_through_unchanged(failure: Exception) -> None:
+    with pytest.raises(type(failure)) as raised:
         sdk.answer_to(failure, UPDATE, 0.0)
     assert raised.value is failure
 
