@@ -89,6 +89,8 @@ def _aws(where: Settings) -> str:
     """Find the credentials, the endpoint and the region that are used."""
     from botocore.exceptions import BotoCoreError
 
+    from airflow_dynamo_lock.client.sdk import without_password
+
     client = where.aws
     try:
         credentials = client._request_signer._credentials
@@ -103,7 +105,7 @@ def _aws(where: Settings) -> str:
             "or give this machine a role."
         )
     return (
-        f"credentials from {credentials.method} (…{known[-4:]}) for {client.meta.endpoint_url}, "
+        f"credentials from {credentials.method} (…{known[-4:]}) for {without_password(client.meta.endpoint_url)}, "
         f"region {client.meta.region_name}"
     )
 

@@ -249,16 +249,22 @@ def _by_sdk(region: str | None, profile: str | None, endpoint_url: str | None, s
     import boto3
     from botocore.exceptions import BotoCoreError
 
-    from airflow_dynamo_lock.client.sdk import sdk_config
+    from airflow_dynamo_lock.client.sdk import sdk_config, without_password
 
     try:
         session: Any = boto3.Session(profile_name=profile, region_name=region)
-        return session.client(service, endpoint_url=endpoint_url, config=sdk_config())
+        client = session.client(service, endpoint_url=endpoint_url, config=sdk_config())
     except (BotoCoreError, ValueError) as wrong:
         raise LockAccessError(
-            f"The DynamoDB client cannot be created ({str(wrong).rstrip('.')}): "
+            f"The DynamoDB client cannot be created ({without_password(str(wrong)).rstrip('.')}): "
             "check --region, --profile and --endpoint-url."
-        ) from wrong
+        ) from None  # whose text may contain a password
+    used: str = client.meta.endpoint_url  # also that of an environment variable or of the AWS configuration
+    if without_password(used) != used:
+        raise LockValueError(
+            "The endpoint URL contains a user name: remove the credentials, because errors show the URL."
+        )
+    return client
 
 
 def airflow_hook(conn_id: str, *, verbose: bool = False) -> DynamoLockHook:

@@ -237,16 +237,22 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
     return LockError(f"{_service(request)} refused {request.action} on table {table!r} ({code}: {message}).")
 
 
+def without_password(text: str) -> str:
+    """A text of the SDK without the user name and the password of a URL in it (R12)."""
+    return re.sub("//.*@", "//…@", text, flags=re.DOTALL)  # to the last @, which a password may contain too
+
+
 def _sdk_error(failure: Exception, request: Request) -> LockError:
+    text = without_password(str(failure))
     if isinstance(failure, _NO_CREDENTIALS):
         return LockAccessError(
-            f"There are no usable AWS credentials ({failure}): configure them for this process."
+            f"There are no usable AWS credentials ({text}): configure them for this process."
         )
     if isinstance(failure, aws.NoRegionError):
         return LockAccessError("No AWS region is configured: set region_name, or AWS_DEFAULT_REGION.")
     if isinstance(failure, (aws.EndpointConnectionError, aws.ConnectTimeoutError, aws.ProxyConnectionError)):
         # This is the SDK's last attempt. An earlier one may have been applied.
-        return LockUnavailableError(f"{_service(request)} cannot be reached ({failure}).", maybe_applied=True)
+        return LockUnavailableError(f"{_service(request)} cannot be reached ({text}).", maybe_applied=True)
     if type(failure) is aws.HTTPClientError:
         # R12: only the type is shown, because the text may contain the request's headers, with the session token.
         unhandled = failure.kwargs.get("error")
@@ -258,9 +264,9 @@ def _sdk_error(failure: Exception, request: Request) -> LockError:
             )
         return _broken(request, type(unhandled).__name__)
     if isinstance(failure, (aws.HTTPClientError, aws.ConnectionError)):
-        return _broken(request, str(failure))
+        return _broken(request, text)
     if isinstance(failure, aws.BotoCoreError):
-        return LockError(f"The AWS SDK could not send {request.action}: {failure}")
+        return LockError(f"The AWS SDK could not send {request.action}: {text}")
     if isinstance(failure, (ValueError, OSError)):
         # Such as a port out of range, or a missing `credential_process`. The text may be a piece of a secret (R12).
         return LockError(

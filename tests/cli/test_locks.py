@@ -517,6 +517,37 @@ def test_missing_settings_are_reported(
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", ["get k", "doctor"])
+@pytest.mark.parametrize(
+    ("host", "code", "sentence"),
+    [
+        ("127.0.0.1:1", USAGE, "The endpoint URL contains a user name"),
+        ("no..host", FAILED, "check --region, --profile and --endpoint-url"),
+    ],
+    ids=["a URL", "no URL"],
+)
+@pytest.mark.parametrize("source", ["option", "environment"])
+def test_an_endpoint_url_with_a_password_is_refused_and_not_shown(
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    host: str,
+    code: int,
+    sentence: str,
+    source: str,
+) -> None:
+    monkeypatch.setattr("airflow_dynamo_lock.cli.doctor.find_spec", lambda _: None)
+    url = f"http://u:hunter2@{host}"
+    result = (
+        shell(*command.split(), "--endpoint-url", url)
+        if source == "option"
+        else shell(*command.split(), AWS_ENDPOINT_URL_DYNAMODB=url)
+    )
+    assert result.returncode == (FAILED if command == "doctor" else code)
+    assert sentence in result.stdout + result.stderr
+    assert "hunter2" not in result.stdout + result.stderr
+
+
 def test_a_port_that_cannot_be_is_reported(shell: Shell) -> None:
     error = stderr_of(shell("get", "k", "--endpoint-url", "http://127.0.0.1:99999"), FAILED)
     assert "check the endpoint URL" in error

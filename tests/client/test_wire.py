@@ -287,6 +287,22 @@ def test_wrong_settings_that_the_sdk_reports_by_python_errors_are_a_lock_error(f
 
 @pytest.mark.parametrize(
     "failure",
+    [
+        aws.EndpointConnectionError(endpoint_url="http://u:hunter2@127.0.0.1:1/"),
+        aws.ReadTimeoutError(endpoint_url="http://u:hunter@2@127.0.0.1:1/"),
+        aws.InvalidEndpointConfigurationError(msg="http://u:hunt/er2@127.0.0.1:1/"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_an_error_does_not_show_the_password_in_the_endpoint_url(failure: Exception) -> None:
+    error = _error(failure)
+
+    assert "http://…@127.0.0.1:1/" in str(error)
+    assert "hunt" not in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    "failure",
     [RuntimeError("Session is closed"), TypeError("x"), AttributeError("x")],
     ids=lambda failure: type(failure).__name__,
 )
