@@ -154,6 +154,20 @@ def shell(engine: Engine) -> Iterator[Shell]:
         running.communicate()
 
 
+@pytest.fixture(scope="session")
+def other_table(engine: Engine) -> str:
+    """A table with other keys than those of a lock table, and with an item."""
+    name, sdk = "orders_by_id", engine.client()
+    sdk.create_table(
+        TableName=name,
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    sdk.put_item(TableName=name, Item={"id": {"S": "1"}})
+    return name
+
+
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
     """Key of a lock that only this test uses."""

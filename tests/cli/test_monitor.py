@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_dynamo_lock import LockClient
+from airflow_dynamo_lock import LockClient, LockTableError
+from deployments.engines import Engine
 from tests.cli.conftest import Shell
 
 
@@ -49,6 +50,19 @@ def test_a_table_that_cannot_be_read_is_unknown(shell: Shell) -> None:
     assert checked.returncode == 3
     assert checked.stdout.startswith("UNKNOWN: ")
     assert "'nowhere' does not exist" in checked.stdout
+
+
+def test_a_table_with_other_keys_is_a_table_error(shell: Shell, engine: Engine, other_table: str) -> None:
+    checked = shell("check", "--lost-within", "1h", "--table", other_table)
+    assert checked.returncode == 3
+    assert checked.stdout.startswith(f"UNKNOWN: The table '{other_table}' is not a lock table")
+
+    printed = shell("metrics", "--table", other_table)
+    assert (printed.returncode, printed.stdout) == (1, "")
+    assert f"The table '{other_table}' is not a lock table" in printed.stderr
+
+    with pytest.raises(LockTableError, match="is not a lock table"):
+        LockClient(engine.client(), table=other_table).survey()
 
 
 def test_a_check_without_a_limit_is_wrong_usage(shell: Shell) -> None:

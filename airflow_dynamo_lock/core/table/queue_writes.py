@@ -8,7 +8,7 @@ from typing import Any
 from airflow_dynamo_lock.core.effects import Reply, Request, Stamp
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.decisions import Removal
-from airflow_dynamo_lock.core.model.errors import LockVersionError
+from airflow_dynamo_lock.core.model.errors import LockTableError, LockVersionError
 from airflow_dynamo_lock.core.model.record import LockRecord, Waiter
 from airflow_dynamo_lock.core.table import version
 from airflow_dynamo_lock.core.table.codec import encode
@@ -208,9 +208,15 @@ class QueueWrites(TableWrites, TableReads):
 
         :param on_newer: called for each entry that a newer version of this package wrote, which is left out; None
             raises the error.
+        :raises LockTableError: an item, which `scan` has read, has other keys.
         """
         found = []
         for item in output.get("Items", ()):
+            if PARTITION_KEY not in item or SORT_KEY not in item:
+                raise LockTableError(
+                    f"The table {self.table!r} is not a lock table, its keys are not {PARTITION_KEY!r} and "
+                    f"{SORT_KEY!r}: check its name; client.check_table() says what is expected and what was found."
+                )
             if item[SORT_KEY] == encode(LOCK_ENTRY):
                 continue
             try:
