@@ -10,17 +10,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from airflow_dynamo_lock.cli import show
-from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
+from airflow_dynamo_lock.cli.options import DURATION, Settings, check_keys, settings
 from airflow_dynamo_lock.client.held import held_around
 from airflow_dynamo_lock.core.model.arguments import seconds
 from airflow_dynamo_lock.core.model.errors import (
     LockError,
     LockNotHeldError,
+    LockRecordError,
     LockUnavailableError,
     LockValueError,
 )
@@ -28,6 +29,9 @@ from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 from airflow_dynamo_lock.core.model.text import readable
+
+if TYPE_CHECKING:
+    from airflow_dynamo_lock.client.sync_client import LockClient
 
 #: Names of the options of a claim.
 CLAIM = ("slots", "capacity", "mode", "fair", "priority", "owner")
@@ -186,7 +190,10 @@ def get(where: Settings, key: str) -> None:
 @settings
 def list_(where: Settings, prefix: str, held: bool) -> None:
     """Show all locks of the table. Reads the whole table."""
-    records = _listed(where.locks(), prefix, held)
+    damaged: list[LockRecordError] = []
+    records = _listed(where.locks(), prefix, held, damaged.append)
+    for each in damaged:
+        click.echo(f"dynamo-lock: {each}", err=True)
     if where.as_json:
         show.as_json([each.as_dict() for each in records])
     elif records:
@@ -362,9 +369,13 @@ def _print_lease(where: Settings, lease: Lease) -> None:
         click.echo(lease.lease_id)
 
 
-def _listed(locks: Any, prefix: str, held: bool) -> list[LockRecord]:
-    found = [each for each in locks.list_locks(prefix) if each.holders or not held]
-    return sorted(found, key=lambda each: each.key)
+def _listed(
+    locks: LockClient, prefix: str, held: bool, on_damaged: Callable[[LockRecordError], None] | None = None
+) -> list[LockRecord]:
+    found = sorted(locks.list_locks(prefix, on_damaged=on_damaged), key=lambda each: each.key)
+    if not found:
+        check_keys(locks)
+    return [each for each in found if each.holders or not held]
 
 
 def _json_object(name: str, text: str | None) -> dict[str, Any] | None:

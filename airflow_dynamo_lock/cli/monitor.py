@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from airflow_dynamo_lock.cli.options import DURATION, Settings, settings
+from airflow_dynamo_lock.cli.options import DURATION, Settings, check_keys, settings
 from airflow_dynamo_lock.core.model.errors import LockError, LockRecordError
 from airflow_dynamo_lock.core.model.text import duration
 from airflow_dynamo_lock.monitoring.checks import Limits, findings
@@ -45,7 +45,10 @@ def check(
     )
     damaged: list[LockRecordError] = []
     try:
-        states = where.locks().survey(prefix, on_damaged=damaged.append)
+        locks = where.locks()
+        states = locks.survey(prefix, on_damaged=damaged.append)
+        if not states:
+            check_keys(locks)
     except LockError as failure:
         click.echo(f"UNKNOWN: {failure}")
         return UNKNOWN

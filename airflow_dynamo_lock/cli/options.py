@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE, service_of
-from airflow_dynamo_lock.core.model.errors import LockAccessError, LockUnavailableError, LockValueError
+from airflow_dynamo_lock.core.model.errors import (
+    LockAccessError,
+    LockRecordError,
+    LockUnavailableError,
+    LockValueError,
+)
 from airflow_dynamo_lock.core.model.limits import LONGEST_TIME
 from airflow_dynamo_lock.defaults import DEFAULT_TABLE
 
@@ -110,6 +115,18 @@ class Settings:
             sort_key=self.sort_key,
             **options,
         )
+
+
+def check_keys(locks: LockClient) -> None:
+    """Check the keys of a table in which no lock was found. Without this, a table with other keys looks empty.
+
+    Reads one lock, because whoever may list locks may do that, but not describe the table.
+
+    :raises LockTableError: the table has other keys.
+    """
+    # A role may have no other permission than to list; some formats do not accept this key.
+    with suppress(LockAccessError, LockRecordError, LockValueError):
+        locks.get("any")
 
 
 def settings(command: Callable[..., Any]) -> Callable[..., Any]:

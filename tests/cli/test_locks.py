@@ -215,6 +215,45 @@ def test_an_empty_result_is_reported_in_one_sentence(shell: Shell, locks: LockCl
         assert (json.loads(empty.stdout), empty.stderr) == ([], "")
 
 
+@pytest.mark.parametrize("options", ["", "--json", "-v"])
+def test_list_skips_a_damaged_record_with_a_warning(
+    shell: Shell, engine: Engine, locks: LockClient, key: str, options: str
+) -> None:
+    locks.acquire(f"{key}/good")
+    damaged, sdk = [f"{key}/bad/{number}" for number in (1, 2)], engine.client()
+    items = [{"key": {"S": each}, "entry": {"S": "lock"}} for each in damaged]
+    for item in items:
+        sdk.put_item(TableName=locks.table, Item=item)
+
+    listed = shell("list", "--prefix", key, *options.split())
+
+    for item in items:  # other tests list the table without a warning
+        sdk.delete_item(TableName=locks.table, Key=item)
+
+    assert (listed.returncode, listed.stdout.count("somebody else")) == (DONE, 1)
+    for each in damaged:
+        assert listed.stderr.count(f"The record of the lock {each!r} in table") == 1
+
+
+@pytest.mark.parametrize("command", ["list", "list --prefix a --held", "watch", "check a --lost-within 1h"])
+def test_a_table_with_other_keys_is_not_taken_for_one_without_locks(
+    shell: Shell, other_table: str, command: str
+) -> None:
+    result = shell(*command.split(), "--table", other_table)
+    assert result.returncode == (3 if command.startswith("check") else FAILED)
+    assert f"The table '{other_table}' is not a lock table" in result.stdout + result.stderr
+
+
+def test_a_role_that_may_only_scan_sees_that_there_are_no_locks(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, engine: Engine, key: str
+) -> None:
+    policy = {"Statement": [{"Effect": "Allow", "Action": "dynamodb:Scan", "Resource": "*"}]}
+    monkeypatch.setattr(
+        "airflow_dynamo_lock.cli.options._by_sdk", lambda *_: Guarded(engine.client(), policy)
+    )
+    assert stderr_of(shell("list", "--prefix", key), DONE).startswith("No locks")
+
+
 def test_watch_prints_a_line_for_each_change(shell: Shell, locks: LockClient, key: str) -> None:
     watching = shell.start("watch", key, "--interval", "0.1s")
     try:
