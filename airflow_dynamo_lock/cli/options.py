@@ -170,9 +170,12 @@ def settings_from(
     table, conn_id, region, profile, endpoint_url, table_format, partition_key, sort_key = (
         others.pop(name) for name in _TABLE_OPTIONS
     )
+    if table is None:
+        table = os.environ.get("DYNAMO_LOCK_TABLE")  # click takes an empty variable for a missing one
     if conn_id is None:
         sdk = cache(partial(_by_sdk, region, profile, endpoint_url))
-        where = Settings(table or DEFAULT_TABLE, sdk, as_json, table_format, partition_key, sort_key)
+        table = DEFAULT_TABLE if table is None else table
+        where = Settings(table, sdk, as_json, table_format, partition_key, sort_key)
         return where, others
     if region or profile or endpoint_url or table_format != NATIVE or partition_key or sort_key:
         raise click.UsageError(
@@ -182,7 +185,7 @@ def settings_from(
     hook = airflow_hook(conn_id, verbose=verbose)
     connected = hook.settings
     where = Settings(
-        table or connected.table,
+        connected.table if table is None else table,
         cache(hook.sdk),
         as_json,
         connected.format,

@@ -501,6 +501,7 @@ def test_table_check_accepts_what_table_create_creates(shell: Shell, key: str) -
         (["acquire"], "Missing argument 'KEY'"),
         (["release", "k"], "Missing argument 'LEASE_ID'"),
         (["acquire", "k", "--table", "a table"], "cannot be the name of the lock table"),
+        (["acquire", "k", "--table", ""], "cannot be the name of the lock table"),
         (["capacity", "k", "0"], "capacity must be a whole number of at least 1"),
         (["nonsense"], "No such command 'nonsense'"),
         (["get", "k", "--format", "redis"], "'redis' is not one of"),
@@ -585,6 +586,12 @@ def test_an_endpoint_url_with_a_password_is_refused_and_not_shown(
     assert result.returncode == (FAILED if command == "doctor" else code)
     assert sentence in result.stdout + result.stderr
     assert "hunter2" not in result.stdout + result.stderr
+
+
+def test_an_empty_variable_does_not_select_the_default_table(shell: Shell, key: str) -> None:
+    assert "cannot be the name of the lock table" in stderr_of(
+        shell("acquire", key, DYNAMO_LOCK_TABLE=""), USAGE
+    )
 
 
 def test_a_port_that_cannot_be_is_reported(shell: Shell) -> None:
