@@ -95,7 +95,7 @@ def _aws(where: Settings) -> str:
     try:
         credentials = client._request_signer._credentials
         known = credentials and credentials.get_frozen_credentials().access_key
-    except BotoCoreError as failure:
+    except (BotoCoreError, OSError, ValueError) as failure:
         raise LockAccessError(
             f"The AWS credentials cannot be loaded ({failure}): renew them, or check the profile."
         ) from failure

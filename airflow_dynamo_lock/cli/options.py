@@ -274,10 +274,10 @@ def _by_sdk(region: str | None, profile: str | None, endpoint_url: str | None, s
     try:
         session: Any = boto3.Session(profile_name=profile, region_name=region)
         client = session.client(service, endpoint_url=endpoint_url, config=sdk_config())
-    except (BotoCoreError, ValueError) as wrong:
+    except (BotoCoreError, OSError, ValueError) as wrong:  # OSError: there is no such `credential_process`
         raise LockAccessError(
             f"The DynamoDB client cannot be created ({without_password(str(wrong)).rstrip('.')}): "
-            "check --region, --profile and --endpoint-url."
+            "check the AWS credentials and configuration, --region, --profile and --endpoint-url."
         ) from None  # whose text may contain a password
     used: str = client.meta.endpoint_url  # also that of an environment variable or of the AWS configuration
     if without_password(used) != used:

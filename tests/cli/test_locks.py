@@ -12,6 +12,7 @@ import subprocess
 import sys
 import uuid
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -557,12 +558,46 @@ def test_missing_settings_are_reported(
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("config", "environment", "cause"),
+    [
+        ("", {"AWS_SECRET_ACCESS_KEY": None}, "AWS_SECRET_ACCESS_KEY"),
+        ("[default]\ncredential_process = false", {}, "custom-process"),
+        ("[default]\ncredential_process = /no/such/program", {}, "/no/such/program"),
+        ("[default]\ncredential_process = echo '", {}, "No closing quotation"),
+        ("[default", {}, "Unable to parse config file"),
+    ],
+    ids=["half of the credentials", "a failing process", "a missing process", "no command", "no config"],
+)
+@pytest.mark.parametrize("command", some_in_proof(["get k", "doctor"], "get k"))
+def test_unusable_credentials_and_configuration_are_reported(
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    config: str,
+    environment: dict[str, str | None],
+    cause: str,
+    command: str,
+) -> None:
+    monkeypatch.setattr("airflow_dynamo_lock.cli.doctor.find_spec", lambda _: None)
+    file = tmp_path / "config"
+    file.write_text(config)
+    if not environment:
+        environment = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
+    result = shell(*command.split(), AWS_CONFIG_FILE=str(file), **environment)
+
+    assert result.returncode == FAILED
+    (line,) = (result.stdout + result.stderr).splitlines()
+    assert cause in line
+    assert "check the AWS credentials and configuration" in line
+
+
 @pytest.mark.parametrize("command", ["get k", "doctor"])
 @pytest.mark.parametrize(
     ("host", "code", "sentence"),
     [
         ("127.0.0.1:1", USAGE, "The endpoint URL contains a user name"),
-        ("no..host", FAILED, "check --region, --profile and --endpoint-url"),
+        ("no..host", FAILED, "--region, --profile and --endpoint-url"),
     ],
     ids=["a URL", "no URL"],
 )
