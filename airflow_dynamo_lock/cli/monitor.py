@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from airflow_dynamo_lock.cli.options import DURATION, Settings, check_keys, settings
-from airflow_dynamo_lock.core.model.errors import LockError, LockRecordError
+from airflow_dynamo_lock.core.model.errors import LockError, LockRecordError, LockValueError
 from airflow_dynamo_lock.core.model.text import duration
 from airflow_dynamo_lock.monitoring.checks import Limits, findings
 from airflow_dynamo_lock.monitoring.openmetrics import exposition
@@ -36,7 +36,7 @@ def check(
 
     Checks all locks whose names begin with PREFIX. A record that cannot be read is reported as well.
 
-    Exit codes: 0, nothing to report. 2, something is reported. 3, the locks could not be read.
+    Exit codes: 0, nothing to report. 2, something is reported, or wrong usage. 3, the locks could not be read.
     """
     if held_longer is waiting_longer is lost_within is None:
         raise click.UsageError("Give at least one of --held-longer, --waiting-longer and --lost-within.")
@@ -49,6 +49,8 @@ def check(
         states = locks.survey(prefix, on_damaged=damaged.append)
         if not states:
             check_keys(locks)
+    except LockValueError:
+        raise  # wrong usage, as of every command
     except LockError as failure:
         click.echo(f"UNKNOWN: {failure}")
         return UNKNOWN

@@ -71,6 +71,17 @@ def test_a_check_without_a_limit_is_wrong_usage(shell: Shell) -> None:
     assert "at least one of --held-longer" in checked.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["--table", "a table"], ["--endpoint-url", "http://u:p@127.0.0.1:1"], ["--partition-key", "id"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_an_argument_that_can_never_work_is_wrong_usage(shell: Shell, arguments: list[str]) -> None:
+    checked = shell("check", "--lost-within", "1h", *arguments)
+    assert (checked.returncode, checked.stdout) == (2, "")
+    assert len(checked.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("keys", [0, 5])
 def test_metrics(shell: Shell, locks: LockClient, key: str, keys: int) -> None:
     locks.acquire(key)
