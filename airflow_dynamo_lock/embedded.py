@@ -16,6 +16,8 @@ Not for production: the server checks no credentials and saves nothing.
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import signal
 import sys
 import threading
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from werkzeug.test import TestResponse
+    from werkzeug.wrappers import Response
 
 # Held while moto executes a request. All servers of a process share it, because moto's data is global.
 _execution_lock = threading.Lock()
@@ -92,14 +94,35 @@ class _Moto:
         self._client.post("/moto-api/reset")
         self._discard_copies = reset_model_data
 
-    def execute(
-        self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes
-    ) -> TestResponse:
+    def execute(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> Response:
         """Execute one request, when no other request of the process is executed."""
-        with _execution_lock:
-            answer = self._client.open(path, method=method, headers=headers, data=body, buffered=True)
-            self._discard_copies()  # moto keeps a copy of each version of each item for its dashboard
+        try:
+            with _execution_lock:
+                answer = self._client.open(path, method=method, headers=headers, data=body, buffered=True)
+                self._discard_copies()  # moto keeps a copy of each version of each item for its dashboard
+        except KeyError as missing:
+            if missing.args != (_region(headers),):
+                raise
+            return _unknown_region(str(missing.args[0]))
         return answer
+
+
+def _region(headers: Iterable[tuple[str, str]]) -> str | None:
+    """The region for which a request is signed."""
+    signature = {name.lower(): value for name, value in headers}.get("authorization", "")
+    scope = re.search("Credential=[^/]*/[^/]*/([^/]*)/", signature)
+    return scope[1] if scope else None
+
+
+def _unknown_region(region: str) -> Response:
+    """DynamoDB's answer to a request that is signed for a region that does not exist."""
+    from werkzeug.wrappers import Response
+
+    error = {
+        "__type": "com.amazon.coral.service#InvalidSignatureException",
+        "message": f"There is no region {region!r}: set one of AWS's, such as us-east-1.",
+    }
+    return Response(json.dumps(error), 400, content_type="application/x-amz-json-1.0")
 
 
 class _Server(ThreadingTCPServer):

@@ -1,4 +1,4 @@
-"""The server of the embedded DynamoDB, without moto. All other tests show that locks work on it."""
+"""The server of the embedded DynamoDB. All other tests show that locks work on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import socket
 import threading
 from typing import Any
 
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
 from airflow_dynamo_lock import embedded
+from deployments.engines import Engine
 
 
 class Moto:
@@ -30,3 +35,18 @@ def test_an_incomplete_request_of_a_killed_client_is_not_executed() -> None:
         finally:
             server.shutdown()
     assert moto.executed == []
+
+
+def test_an_unknown_region_is_named_in_an_error(moto: Engine) -> None:
+    client = boto3.client(
+        "dynamodb",
+        endpoint_url=moto.endpoint_url,
+        region_name="local",
+        aws_access_key_id="test",
+        aws_secret_access_key="test-secret",
+    )
+    for _ in range(2):  # the connection stays open
+        with pytest.raises(ClientError, match="There is no region 'local'") as raised:
+            client.list_tables()
+        assert raised.value.response["Error"]["Code"] == "InvalidSignatureException"
+        assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
