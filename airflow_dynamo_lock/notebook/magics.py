@@ -15,7 +15,8 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from traitlets import Float, Unicode
 
 from airflow_dynamo_lock.cli.locks import this_user
-from airflow_dynamo_lock.cli.options import settings_from
+from airflow_dynamo_lock.cli.options import check_keys, settings_from
+from airflow_dynamo_lock.core.model.errors import LockError
 from airflow_dynamo_lock.notebook.cell import Body, LockedCell
 from airflow_dynamo_lock.notebook.display import LocksTable, formatters
 from airflow_dynamo_lock.notebook.options import MAGIC, cell_options, list_options, parse, split
@@ -88,6 +89,12 @@ class DynamoLockMagics(Magics):
             raise UsageError(
                 f"%{MAGIC} has only --help: to lock a cell, write {_CELL} KEY as its first line."
             )
+        # IPython leaves the braces if it cannot fill them in. Another cell would then hold another lock.
+        if re.search("{.*}", options["key"]):
+            raise UsageError(
+                f"The key {options['key']!r} contains a name in braces that IPython could not fill in: define the name "
+                "first, or choose a key without braces."
+            )
         body = Body(self.shell, cell)
         self._keys[options["key"]] = None
         locked = LockedCell(self.shell, body, options["key"], arguments)
@@ -99,9 +106,20 @@ class DynamoLockMagics(Magics):
         options = self._parse(list_options, self._arguments(line))
         if options is None:
             return None
-        where, others = settings_from(options)
-        prefix: str = others["prefix"]
-        records = sorted(where.locks().list_locks(prefix), key=lambda each: each.key)
+        try:
+            where, others = settings_from(options)
+            prefix: str = others["prefix"]
+            locks = where.locks()
+            records = sorted(locks.list_locks(prefix), key=lambda each: each.key)
+            if not records:
+                check_keys(locks)
+        except click.UsageError as wrong:
+            raise UsageError(wrong.format_message()) from None
+        except LockError as failure:
+            # The hook of IPython for exceptions that render themselves: the frames say nothing about the notebook.
+            only = list(self.shell.InteractiveTB.get_exception_only(type(failure), failure))
+            failure._render_traceback_ = lambda: only  # type: ignore[attr-defined]
+            raise
         self._keys |= dict.fromkeys(each.key for each in records)
         named = f" whose keys begin with {prefix!r}" if prefix else ""
         return LocksTable(records, f"The table {where.table!r} has no locks{named}.")

@@ -127,6 +127,8 @@ def test_readers_share_a_lock(kernel: Kernel, locks: LockClient, key: str) -> No
         ("--no-such a", "No such option"),
         ("--wait soon a", "is not a duration"),
         ("'a", "cannot be split into options"),
+        ("wh/{no_such_name}", "'wh/{no_such_name}' contains a name in braces"),
+        ("'{[][0]}'", "contains a name in braces"),
     ],
 )
 def test_a_wrong_line_is_reported_in_one_sentence(kernel: Kernel, line: str, complaint: str) -> None:
@@ -169,7 +171,11 @@ def test_the_same_lock_in_its_own_cell_is_joined(
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("order", ["%%time\n%%dynamo_lock {key}\n", "%%dynamo_lock {key}\n%%time\n"])
+@pytest.mark.parametrize(
+    "order",
+    ["%%time\n%%dynamo_lock {key}\n", "%%dynamo_lock {key}\n%%time\n"],
+    ids=["around the lock", "in the lock"],
+)
 def test_a_timed_cell(kernel: Kernel, locks: LockClient, key: str, order: str) -> None:
     cell = kernel.run(order.format(key=f"'{key}'") + "print('ran')")
     assert cell.error is None

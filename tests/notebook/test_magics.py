@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from airflow_dynamo_lock import LockClient
 from deployments.kernels import Kernel
 from tests.notebook.conftest import TABLE
@@ -48,6 +50,22 @@ def test_locks_are_shown_as_a_table(kernel: Kernel, locks: LockClient, key: str)
     assert "<img" not in table["html"]
     nothing = kernel.run("%dynamo_locks no-such-prefix").outputs[-1]
     assert nothing["text"] == f"The table '{TABLE}' has no locks whose keys begin with 'no-such-prefix'."
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ("--table no_such_table", "TableMissingError", "'no_such_table' does not exist"),
+        ("--region x --endpoint-url http://127.0.0.1:99999", "LockError", "check the endpoint URL"),
+        ("--conn-id lock_prod --region x", "UsageError", "--conn-id excludes --region"),
+    ],
+    ids=["no table", "no such port", "wrong usage"],
+)
+def test_a_list_that_fails_shows_one_line(kernel: Kernel, options: str, error: str, sentence: str) -> None:
+    cell = kernel.run(f"%dynamo_locks {options}")
+    assert cell.error == error
+    (line,) = cell.reply["traceback"] if error != "UsageError" else cell.streamed.splitlines()
+    assert sentence in line
 
 
 def test_a_key_is_shown_as_text(kernel: Kernel) -> None:
