@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cached_property, partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from airflow_dynamo_lock.airflow import metrics
-from airflow_dynamo_lock.airflow.provider_info import FIELDS, HIDDEN_FIELDS
+from airflow_dynamo_lock.airflow.provider_info import CONN_TYPE, FIELDS, HIDDEN_FIELDS
+from airflow_dynamo_lock.airflow.settings import LockSettings as LockSettings
+from airflow_dynamo_lock.airflow.settings import check_is_unset
 from airflow_dynamo_lock.airflow.sharing import SharedClient, SharedLookups
 from airflow_dynamo_lock.airflow.versions import (
     AirflowNotFoundException,
@@ -26,130 +27,13 @@ from airflow_dynamo_lock.airflow.versions import (
     conf,
     with_connection_form,
 )
-from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE, service_of
-from airflow_dynamo_lock.core.model.arguments import seconds
+from airflow_dynamo_lock.core.foreign.registry import service_of
 from airflow_dynamo_lock.core.model.errors import LockAccessError, LockError, LockValueError
-from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID, DEFAULT_LEASE, DEFAULT_TABLE
+from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.client.async_client import AsyncLockClient
     from airflow_dynamo_lock.client.sync_client import LockClient
-
-
-@dataclass(frozen=True)
-class LockSettings:
-    """The settings of a connection, or of the ``[dynamo_lock]`` section of the configuration.
-
-    :ivar table: name of the lock table; with the format ``s3``, of a bucket.
-    :ivar aws_conn_id: id of the ``aws`` connection with the credentials. If there is no such connection, the
-        SDK uses its default credential chain.
-    :ivar region_name: the table's AWS region. Default the ``aws`` connection's.
-    :ivar endpoint_url: URL of another endpoint than AWS's own; with the format ``s3``, of S3.
-    :ivar lease: default lease, in seconds.
-    :ivar deployment: name of this deployment, which a lock record shows as part of the holder's name.
-    :ivar botocore_config: settings of the SDK client. They override those of `client.sdk.sdk_config` and of the
-        ``aws`` connection.
-    :ivar streams: whether triggerers read the table's stream.
-    :ivar format: table format: ``native``, or that of another lock library.
-    :ivar partition_key: name of a foreign table's partition key, if not its library's default.
-    :ivar sort_key: name of a foreign table's sort key, if not its library's default.
-    """
-
-    table: str = DEFAULT_TABLE
-    aws_conn_id: str = "aws_default"
-    region_name: str | None = None
-    endpoint_url: str | None = None
-    lease: float = DEFAULT_LEASE
-    deployment: str = "airflow"
-    # Not in the repr: it may contain the password of a proxy.
-    botocore_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    streams: bool = False
-    format: str = NATIVE
-    partition_key: str | None = None
-    sort_key: str | None = None
-
-    @property
-    def client_options(self) -> dict[str, Any]:
-        """The keyword arguments of `LockClient` and of `AsyncLockClient`."""
-        return {
-            "table": self.table,
-            "lease": self.lease,
-            "table_format": self.format,
-            "partition_key": self.partition_key,
-            "sort_key": self.sort_key,
-        }
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], *, source: str) -> LockSettings:
-        """Check the values of a connection's extra or of a configuration section.
-
-        :param values: name → value. If a value is missing, None or "", its default is used.
-        :param source: where the values come from, for the error message.
-        :raises LockValueError: a value is not valid.
-        """
-        given = {name: value for name, value in values.items() if value not in (None, "")}
-        lease = _lease(given, source)
-        botocore_config = _botocore_config(given, source)
-        streams = _streams(given, source)
-        table_format = given.get("format", NATIVE)
-        if table_format not in FORMATS:
-            raise LockValueError(f"The format of {source} must be one of {', '.join(FORMATS)}.")
-        if streams and table_format != NATIVE:
-            raise LockValueError(f"The streams of {source} need the format 'native': leave streams out.")
-        endpoint_url = _endpoint_url(given, source)
-        return cls(
-            table=given.get("table", DEFAULT_TABLE),
-            aws_conn_id=given.get("aws_conn_id", "aws_default"),
-            region_name=given.get("region_name"),
-            endpoint_url=endpoint_url,
-            lease=lease,
-            deployment=given.get("deployment", conf.get("api", "instance_name", fallback="") or "airflow"),
-            botocore_config=botocore_config,
-            streams=streams,
-            format=table_format,
-            partition_key=given.get("partition_key"),
-            sort_key=given.get("sort_key"),
-        )
-
-
-# The errors of these functions do not show the value: a secret may be in the wrong field (R12, no secrets).
-
-
-def _lease(given: Mapping[str, Any], source: str) -> float:
-    try:
-        return seconds("lease", float(given.get("lease", DEFAULT_LEASE)))
-    except (TypeError, ValueError):
-        raise LockValueError(f"The lease of {source} must be a number of seconds, more than 0.") from None
-
-
-def _botocore_config(given: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    config = given.get("botocore_config", {})
-    try:
-        config = json.loads(config) if isinstance(config, str) else config
-    except ValueError:
-        config = None
-    if not isinstance(config, Mapping):
-        raise LockValueError(f"The botocore_config of {source} must be a JSON object.")
-    return config
-
-
-def _streams(given: Mapping[str, Any], source: str) -> bool:
-    streams = given.get("streams", False)
-    if isinstance(streams, str):
-        streams = {"true": True, "false": False}.get(streams.lower())
-    if not isinstance(streams, bool):
-        raise LockValueError(f"The streams of {source} must be true or false.")
-    return streams
-
-
-def _endpoint_url(given: Mapping[str, Any], source: str) -> str | None:
-    url: str | None = given.get("endpoint_url")
-    if "@" in urlsplit(str(url or "")).netloc:
-        raise LockValueError(
-            f"The endpoint_url of {source} contains a user name: remove the credentials, "
-            "because errors show the URL."
-        )
-    return url
 
 
 @with_connection_form(FIELDS, HIDDEN_FIELDS)
@@ -164,7 +48,7 @@ class DynamoLockHook(BaseHook):
 
     conn_name_attr = "dynamo_lock_conn_id"
     default_conn_name = DEFAULT_CONN_ID
-    conn_type = "dynamo_lock"
+    conn_type = CONN_TYPE
     hook_name = "DynamoDB Lock"
 
     def __init__(self, dynamo_lock_conn_id: str = DEFAULT_CONN_ID) -> None:
@@ -175,11 +59,12 @@ class DynamoLockHook(BaseHook):
     def settings(self) -> LockSettings:
         """The settings of the connection, or of the configuration section.
 
-        :raises LockValueError: there is no such connection, or one of its values is not valid.
+        :raises LockValueError: there is no such connection, or it is not valid.
         """
         try:
-            extra = self.get_connection(self.dynamo_lock_conn_id).extra_dejson
+            connection = self.get_connection(self.dynamo_lock_conn_id)
         except AirflowNotFoundException as missing:
+            check_is_unset(self.dynamo_lock_conn_id)
             if self.dynamo_lock_conn_id != DEFAULT_CONN_ID:
                 raise LockValueError(
                     f"There is no connection {self.dynamo_lock_conn_id!r}: "
@@ -187,7 +72,7 @@ class DynamoLockHook(BaseHook):
                     "or leave dynamo_lock_conn_id out to use the [dynamo_lock] section of the configuration."
                 ) from missing
             return self._settings_of_section()
-        return LockSettings.of(extra, source=f"the connection {self.dynamo_lock_conn_id!r}")
+        return LockSettings.of_connection(connection, self.dynamo_lock_conn_id)
 
     async def aget_settings(self) -> LockSettings:
         """Return `settings` without blocking the event loop. Raises the same errors.

@@ -11,6 +11,9 @@ from airflow_dynamo_lock import __version__
 
 _NAME = "DynamoDB Lock"
 
+#: Type of the connections that have the settings of a lock table.
+CONN_TYPE = "dynamo_lock"
+
 #: Fields of a connection, which are also the options of the section ``[dynamo_lock]`` in Airflow's
 #: configuration: name → label, type, description.
 FIELDS: dict[str, tuple[str, str, str]] = {
@@ -112,7 +115,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "connection-types": [
             {
-                "connection-type": "dynamo_lock",
+                "connection-type": CONN_TYPE,
                 "hook-class-name": "airflow_dynamo_lock.airflow.hooks.DynamoLockHook",
                 "hook-name": _NAME,
                 "ui-field-behaviour": {

@@ -13,6 +13,7 @@ from airflow_dynamo_lock import DynamoLockHook, LockClient, LockError, LockValue
 from airflow_dynamo_lock.airflow import hooks, sharing
 from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.links import record_url
+from airflow_dynamo_lock.airflow.provider_info import FIELDS
 from airflow_dynamo_lock.core.foreign.registry import FORMATS
 from deployments.engines import REGION, Engine
 from deployments.patience import PATIENCE, until
@@ -59,6 +60,56 @@ def test_without_a_connection_the_configuration_has_the_settings(monkeypatch: py
 def test_a_connection_named_in_a_dag_must_exist() -> None:
     with pytest.raises(LockValueError, match="There is no connection 'missing': create it with the type"):
         _ = DynamoLockHook("missing").settings
+
+
+# Airflow refuses such an extra itself where it reads connections as those of its database, as in Airflow 3.0.
+_NO_OBJECT = "extra of {connection} must be a JSON object|cannot read a connection from .* {variable}: "
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        (
+            '{"conn_type": "dynamo_lock", "extra": {"table": "t"}',
+            "cannot read a connection from .* {variable}: ",
+        ),
+        ('{"conn_type": "dynamo_lock", "table": "t"}', "cannot read a connection from .* {variable}: "),
+        ('{"conn_type": "dynamo_lock", "extra": "{"}', _NO_OBJECT),
+        ('{"conn_type": "dynamo_lock", "extra": ["t"]}', _NO_OBJECT),
+        ('{"conn_type": "dynamo_lock", "extra": "\\"t\\""}', _NO_OBJECT),
+        ('{"conn_type": "aws", "extra": {"table": "t"}}', "type of {connection} must be 'dynamo_lock'"),
+        ('{"extra": {"table": "t"}}', "type of {connection} must be 'dynamo_lock'"),
+        # Airflow takes what does not begin with a brace for a URL.
+        (
+            '"conn_type": "dynamo_lock", "extra": {"table": "t"}}',
+            "type of {connection} must be 'dynamo_lock'",
+        ),
+        (
+            '{"conn_type": "dynamo_lock", "extra": {"tabel": "t", "region_name": "eu-west-1"}}',
+            r"The field 'tabel' of {connection} is unknown: .* one of table, aws_conn_id, region_name, ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("conn_id", ["dynamo_lock_default", "other"])
+def test_a_malformed_connection_never_selects_another_table(
+    monkeypatch: pytest.MonkeyPatch, conn_id: str, variable: str, message: str
+) -> None:
+    name = f"AIRFLOW_CONN_{conn_id.upper()}"
+    monkeypatch.setenv(name, variable)
+    expected = message.format(variable=name, connection=f"the connection '{conn_id}'")
+    with pytest.raises(LockValueError, match=expected) as refused:
+        _ = DynamoLockHook(conn_id).settings
+    assert '"t"' not in str(refused.value)
+
+
+def test_empty_fields_of_a_connection_are_those_that_the_form_left_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty: dict[str, Any] = dict.fromkeys(FIELDS)
+    connect(monkeypatch, "dynamo_lock_default", **empty)
+    assert DynamoLockHook().settings == LockSettings()
+    monkeypatch.setenv("AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", "dynamo-lock://?table=from_url&lease=30")
+    assert DynamoLockHook().settings == LockSettings(table="from_url", lease=30.0)
 
 
 @pytest.mark.parametrize(
