@@ -129,9 +129,11 @@ class LockSettings:
 
 
 def _lease(given: Mapping[str, Any], source: str) -> float:
+    lease = given.get("lease", DEFAULT_LEASE)
     try:
-        return seconds("lease", float(given.get("lease", DEFAULT_LEASE)))
-    except (TypeError, ValueError):
+        # Text because the form has no field for numbers before Airflow 3.2. Python counts True as 1.
+        return seconds("lease", lease if isinstance(lease, bool) else float(lease))
+    except (TypeError, ValueError, OverflowError):
         raise LockValueError(f"The lease of {source} must be a number of seconds, more than 0.") from None
 
 
@@ -157,7 +159,13 @@ def _streams(given: Mapping[str, Any], source: str) -> bool:
 
 def _endpoint_url(given: Mapping[str, Any], source: str) -> str | None:
     url: str | None = given.get("endpoint_url")
-    if "@" in urlsplit(str(url or "")).netloc:
+    try:
+        netloc = urlsplit(url or "").netloc
+    except (AttributeError, TypeError, ValueError):
+        raise LockValueError(
+            f"The endpoint_url of {source} must be a URL, such as http://127.0.0.1:8000."
+        ) from None
+    if "@" in netloc:
         raise LockValueError(
             f"The endpoint_url of {source} contains a user name: remove the credentials, "
             "because errors show the URL."
