@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from airflow_dynamo_lock.core.model.errors import LockError, LockNotHeldError, L
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
+from airflow_dynamo_lock.core.model.text import shown
 
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.hooks import LockSettings
@@ -89,7 +91,38 @@ def checked_keys(key: Any) -> tuple[str, ...]:
     """The keys of a task: one, or up to 100, each valid and given once."""
     if isinstance(key, set):
         key = sorted(key, key=str)
-    return arguments.checked_keys([key] if isinstance(key, str) else key)
+    keys = arguments.checked_keys([key] if isinstance(key, str) else key)
+    for each in keys:
+        _check_rendered(each, "use a list of templates, or render_template_as_native_obj=True in the DAG")
+    return keys
+
+
+def checked_key(key: str) -> str:
+    """The key of a sensor."""
+    key = arguments.checked_key(key)
+    _check_rendered(key, "use a sensor for each key")
+    return key
+
+
+def _check_rendered(key: str, for_several: str) -> None:
+    """Refuse the text that Python makes of a value that is no key.
+
+    :param for_several: what to do instead if several keys are meant.
+    :raises LockValueError: the key is None, blank or a list as text.
+    """
+    if key == "None" or not key.strip():
+        raise LockValueError(
+            f"A lock's key has rendered to {shown(key)}, which names no resource: correct the template."
+        )
+    if key.startswith(("[", "(", "{")):
+        try:
+            is_list = isinstance(literal_eval(key), (list, tuple, set))
+        except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+            return
+        if is_list:
+            raise LockValueError(
+                f"A lock's key has rendered to the text {shown(key)}, not to a list: {for_several}."
+            )
 
 
 def is_template(value: Any) -> bool:

@@ -64,7 +64,7 @@ class DynamoLockSensor(BaseSensorOperator):
         self.deferrable = deferrable
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         if not lock_options.is_template(key):
-            arguments.checked_key(key)
+            lock_options.checked_key(key)
         if not (lock_options.is_template(slots) or lock_options.is_template(lock_mode)):
             arguments.checked_mode(lock_mode, wanted := lock_options.whole("slots", slots), wanted)
         if deferrable:
@@ -97,7 +97,9 @@ class DynamoLockSensor(BaseSensorOperator):
             # Kept between pokes: to prove that a holder is dead, the client compares reads.
             self._client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
         record, free = self._client.look(
-            self.key, slots=lock_options.whole("slots", self.slots), mode=self.lock_mode
+            lock_options.checked_key(self.key),
+            slots=lock_options.whole("slots", self.slots),
+            mode=self.lock_mode,
         )
         if not free and record is not None:
             self.log.info("Waiting for the lock %r. %s.", self.key, record.describe())

@@ -371,7 +371,7 @@ class DynamoLockSensorTrigger(LockTrigger):
         try:
             async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
                 await client.wait(
-                    self.key,
+                    lock_options.checked_key(self.key),
                     slots=lock_options.whole("slots", self.slots),
                     mode=self.lock_mode,
                     timeout=timeout,

@@ -238,6 +238,7 @@ def test_a_default_execution_timeout_does_not_stop_the_heartbeat_task() -> None:
     ("arguments", "message"),
     [
         ({"key": ""}, "must not be empty"),
+        ({"key": " "}, "names no resource"),
         ({"key": []}, "needs a key"),
         ({"key": 5}, "needs a key"),
         ({"key": ["a", "a"]}, "name 'a' twice"),

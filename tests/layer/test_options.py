@@ -399,16 +399,50 @@ def test_an_option_in_a_dag_is_a_documented_parameter() -> None:
     assert {name for row in rows for name in code(row)} == group
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, r"rendered to 'None', which names no resource: correct the template"),
+        (" \n", r"rendered to ' \\n', which names no resource: correct the template"),
+        (["a", "b"], r"""rendered to the text "\['a', 'b'\]", not to a list: {several}"""),
+        (("a", "b"), r"""rendered to the text "\('a', 'b'\)", not to a list: {several}"""),
+        ([], r"rendered to the text '\[\]', not to a list: {several}"),
+    ],
+)
+async def test_a_template_that_renders_to_no_key_is_refused(
+    value: Any, message: str, sensor_client: None
+) -> None:
+    template = "{{ params.tables }}"
+    with DAG("dag"):
+        one = DynamoLockAcquireOperator(task_id="one", key=template)
+        several = DynamoLockAcquireOperator(task_id="several", key=["k", template])
+        sensor = DynamoLockSensor(task_id="sensor", key=template)
+    context: Any = {"params": {"tables": value}}
+    for operator in (one, several, sensor):
+        operator.render_template_fields(context)
+    for operator in (one, several):
+        trigger = recreated(DynamoLockAcquireTrigger(**operator._trigger_arguments()))
+        for task in (operator, trigger):
+            with pytest.raises(LockValueError, match=message.format(several="use a list of templates, or ")):
+                lock_options.Wanted.of(task)
+    one_key = message.format(several="use a sensor for each key")
+    with pytest.raises(LockValueError, match=one_key):
+        sensor.poke({})
+    with pytest.raises(LockValueError, match=one_key):
+        await recreated(DynamoLockSensorTrigger(**sensor._trigger_arguments())).work()
+
+
+def test_a_key_may_have_brackets() -> None:
+    for key in ("[orders]", "(a", "[1", "[" * 2048, "{ds}", "1, 2", "None of these", " k "):
+        assert lock_options.checked_keys(key) == (key,)
+
+
 # -- the sensor
 
 
-@pytest.mark.parametrize("name", sorted(ACQUIRE - NOT_IN_SENSOR.keys()))
-async def test_an_option_of_a_sensor_reaches_the_client(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wants = {option: value for option, value in VALUES[name].items() if option not in NOT_IN_SENSOR}
-    with DAG("dag"):
-        sensor = DynamoLockSensor(
-            task_id="a", key="k", **{IN_SENSOR.get(option, option): value for option, value in wants.items()}
-        )
+@pytest.fixture
+def sensor_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sensors and their triggers call a `Client`."""
 
     @asynccontextmanager
     async def async_client(_: Any) -> AsyncIterator[tuple[Any, LockSettings]]:
@@ -416,6 +450,16 @@ async def test_an_option_of_a_sensor_reaches_the_client(name: str, monkeypatch: 
 
     monkeypatch.setattr("airflow_dynamo_lock.airflow.hooks.DynamoLockHook.async_client", async_client)
     monkeypatch.setattr("airflow_dynamo_lock.airflow.hooks.DynamoLockHook.get_conn", lambda _: Client())
+
+
+@pytest.mark.parametrize("name", sorted(ACQUIRE - NOT_IN_SENSOR.keys()))
+async def test_an_option_of_a_sensor_reaches_the_client(name: str, sensor_client: None) -> None:
+    wants = {option: value for option, value in VALUES[name].items() if option not in NOT_IN_SENSOR}
+    with DAG("dag"):
+        sensor = DynamoLockSensor(
+            task_id="a", key="k", **{IN_SENSOR.get(option, option): value for option, value in wants.items()}
+        )
+
     with pytest.raises(Captured) as waits:
         await recreated(DynamoLockSensorTrigger(**sensor._trigger_arguments())).work()
     assert (
