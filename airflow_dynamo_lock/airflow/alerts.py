@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 import pkgutil
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from airflow_dynamo_lock.airflow.trigger_base import in_background
 from airflow_dynamo_lock.airflow.versions import XCom, in_thread, notifies_async
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.errors import LockValueError
+from airflow_dynamo_lock.core.model.text import shown
 from airflow_dynamo_lock.monitoring.checks import long_hold, long_wait
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from airflow_dynamo_lock.client.sync_client import LockClient
     from airflow_dynamo_lock.core.model.lease import Lease
     from airflow_dynamo_lock.core.model.record import LockRecord
+
+
+_A_NOTIFIER = "The notifier of a LockAlert must be a notifier's class or its import path"
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class LockAlert:
     on.
 
     :param after: time to wait, or to hold, before the message is sent, in seconds or as timedelta.
-    :param notifier: the notifier's class, or its path as text. Airflow's triggerer has to be able to import it.
+    :param notifier: the notifier's class, or its path as text, such as ``"package.module.Class"``. Airflow's DAG
+        processor and triggerer have to be able to import it.
     :param kwargs: the arguments of the notifier, as values that JSON has. They are stored with the DAG, so they should
         name a connection instead of a password. Their templates can use ``lock_alert.text``, a sentence with the lock,
         the task and the holders; ``lock_alert.key``; ``lock_alert.seconds``; and ``ti``, ``dag_id`` and ``run_id``.
@@ -54,19 +60,54 @@ class LockAlert:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.notifier, (type, str)):
+            raise LockValueError(f"{_A_NOTIFIER}, not {shown(self.notifier)}: leave its arguments to kwargs.")
         if "<locals>" in self.path or self.path.startswith(("unusual_prefix_", "__main__:")):
             raise LockValueError(
                 f"The notifier {self.path.partition(':')[2]!r} of a LockAlert is defined in a DAG file or a function, "
                 "where the triggerer cannot import it: define it in a module or in a plugin."
             )
+        if not re.fullmatch(r"\w+([.:]\w+)+", self.path):
+            raise LockValueError(
+                f"{_A_NOTIFIER}, not {shown(self.path)}: write the path as 'package.module.Class'."
+            )
+        if not isinstance(self.kwargs, Mapping) or not all(isinstance(name, str) for name in self.kwargs):
+            # Without the value: it may be a secret (R12).
+            raise LockValueError(
+                "The kwargs of a LockAlert must be a dictionary of the notifier's arguments by name, "
+                f"not of type {type(self.kwargs).__name__}."
+            )
         if isinstance(self.notifier, type):
-            try:
-                inspect.signature(self.notifier).bind(**self.kwargs)
-            except TypeError as failure:
-                raise LockValueError(
-                    f"The kwargs of a LockAlert do not fit {self.notifier.__name__}: {failure}."
-                ) from None
+            self._check_kwargs(self.notifier)
         self.as_json()  # checks `after` and the values of `kwargs`
+
+    def check_import(self) -> None:
+        """Check a notifier that is a path, when the DAG is parsed.
+
+        The constructor does not, because a triggerer imports the notifier only to send the alert.
+
+        :raises LockValueError: it cannot be imported, is no class, or has other arguments than `kwargs`.
+        """
+        if isinstance(self.notifier, type):
+            return
+        try:
+            notifier = pkgutil.resolve_name(self.path)
+        except Exception as failure:  # a module may raise any error while it is imported
+            raise LockValueError(
+                f"The notifier {shown(self.path)} of a LockAlert cannot be imported "
+                f"({type(failure).__name__}: {failure}): correct its path, or install it."
+            ) from failure
+        if not isinstance(notifier, type):
+            raise LockValueError(f"{_A_NOTIFIER}, and {shown(self.path)} is no class: correct the path.")
+        self._check_kwargs(notifier)
+
+    def _check_kwargs(self, notifier: type[Any]) -> None:
+        try:
+            inspect.signature(notifier).bind(**self.kwargs)
+        except TypeError as failure:
+            raise LockValueError(
+                f"The kwargs of a LockAlert do not fit {notifier.__name__}: {failure}."
+            ) from None
 
     @cached_property
     def after_seconds(self) -> float:
@@ -93,7 +134,7 @@ class LockAlert:
         }
         try:
             text = json.dumps(values)
-        except TypeError as failure:
+        except (TypeError, ValueError) as failure:
             raise LockValueError(
                 f"The kwargs of a LockAlert must be values that JSON has: {failure}."
             ) from None
@@ -152,11 +193,13 @@ def report_of_hold(lease: Lease, record: LockRecord | None) -> Report | None:
 def checked(name: str, alert: Any) -> LockAlert | None:
     """The alert that was given as the parameter `name`.
 
-    :raises LockValueError: it is neither a `LockAlert` nor None.
+    :raises LockValueError: it is neither a `LockAlert` nor None, or its notifier cannot be imported.
     """
-    if alert is None or isinstance(alert, LockAlert):
-        return alert
-    raise LockValueError(f"{name} must be a LockAlert, not {alert!r}.")
+    if alert is not None and not isinstance(alert, LockAlert):
+        raise LockValueError(f"{name} must be a LockAlert, not {alert!r}.")
+    if alert is not None:
+        alert.check_import()
+    return alert
 
 
 @asynccontextmanager

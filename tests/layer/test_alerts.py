@@ -282,6 +282,7 @@ def test_durations_are_seconds_or_timedeltas_and_the_class_may_be_a_path() -> No
 def test_an_invalid_alert_is_refused_when_the_dag_is_parsed() -> None:
     class Local(Messenger): ...
 
+    a_notifier = "The notifier of a LockAlert must be a notifier's class or its import path"
     for arguments, message in [
         ((0, Messenger, TEXT), "after must be"),
         ((60, Messenger, {"txt": "hello"}), "The kwargs of a LockAlert do not fit Messenger: "),
@@ -290,9 +291,30 @@ def test_an_invalid_alert_is_refused_when_the_dag_is_parsed() -> None:
             (60, Local, TEXT),
             "'test_an_invalid_alert_.*Local' of a LockAlert is defined in a DAG file or a function",
         ),
+        ((60, Messenger("hello")), f"{a_notifier}, not <tests.layer.alert_notifiers.Messenger object"),
+        ((60, None), f"{a_notifier}, not None"),
+        ((60, ""), f"{a_notifier}, not ''"),
+        ((60, "Messenger"), f"{a_notifier}, not 'Messenger'"),
+        ((60, "tests.layer.alert notifiers.Messenger"), f"{a_notifier}, not 'tests"),
+        ((60, Messenger, None), "The kwargs of a LockAlert must be a dictionary .*, not of type NoneType"),
+        ((60, Messenger, ["secret"]), "The kwargs of a LockAlert must be a dictionary .*, not of type list"),
+        ((60, Messenger, {1: "one"}), "The kwargs of a LockAlert must be a dictionary"),
     ]:
         with pytest.raises(LockValueError, match=message):
             LockAlert(*arguments)  # type: ignore[arg-type]
+    for path, message in [
+        ("no.such.Module", "cannot be imported .ModuleNotFoundError: No module named 'no'."),
+        ("tests.layer.alert_notifiers.Missing", "cannot be imported .AttributeError: "),
+        ("tests.layer.alert_notifiers", "is no class"),
+        ("tests.layer.alert_notifiers:SENT", "is no class"),
+        ("tests.layer.alert_notifiers:Messenger", "The kwargs of a LockAlert do not fit Messenger: "),
+    ]:
+        by_path = LockAlert(60, path, {"txt": "hello"})
+        assert LockAlert.from_json(by_path.as_json()) == by_path, (
+            "a triggerer does not import it for a short wait"
+        )
+        with DAG("dag"), pytest.raises(LockValueError, match=f"{message}"):
+            DynamoLock("k", on_held=by_path)
     not_an_alert: Any = Messenger("hello")
     with DAG("dag"):
         with pytest.raises(LockValueError, match=r"^on_wait must be a LockAlert, not <.*Messenger"):
