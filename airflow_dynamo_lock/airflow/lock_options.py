@@ -21,6 +21,7 @@ from airflow_dynamo_lock.core.model.text import shown
 if TYPE_CHECKING:
     from airflow_dynamo_lock.airflow.hooks import LockSettings
     from airflow_dynamo_lock.client.options import ClaimOptions
+    from airflow_dynamo_lock.core.model.claim import Mode
 
 OnTimeout = Literal["fail", "skip"]
 
@@ -104,6 +105,23 @@ def checked_key(key: str) -> str:
     return key
 
 
+def checked_look(slots: Any, lock_mode: Any) -> tuple[int, Mode]:
+    """The slots that a sensor waits for, and its ``lock_mode``.
+
+    :raises LockValueError: one of them is not valid.
+    """
+    if lock_mode not in ("shared", "exclusive"):
+        raise LockValueError(f"lock_mode must be 'shared' or 'exclusive', not {shown(lock_mode)}.")
+    slots = whole("slots", slots)
+    arguments.checked_slots(slots, slots)
+    if lock_mode == "shared" and slots != 1:
+        raise LockValueError(
+            f"A shared lock has no slots to count, so a sensor cannot wait for {slots} of them in shared mode: "
+            "leave slots or lock_mode out."
+        )
+    return slots, lock_mode
+
+
 def _check_rendered(key: str, for_several: str) -> None:
     """Refuse the text that Python makes of a value that is no key.
 
@@ -123,6 +141,23 @@ def _check_rendered(key: str, for_several: str) -> None:
             raise LockValueError(
                 f"A lock's key has rendered to the text {shown(key)}, not to a list: {for_several}."
             )
+
+
+def check_id(name: str, value: Any, of: str) -> None:
+    """Check a parameter that is an id, when the DAG is parsed.
+
+    :param name: name of the parameter.
+    :param of: what it identifies.
+    :raises LockValueError: it is no text, or blank.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise LockValueError(f"{name} must be the id of {of}, not {shown(value)}.")
+
+
+def check_conn_id(value: Any) -> None:
+    """Check ``dynamo_lock_conn_id`` when the DAG is parsed, unless it is a template. Raises as `check_id`."""
+    if not is_template(value):
+        check_id("dynamo_lock_conn_id", value, "a connection")
 
 
 def is_template(value: Any) -> bool:

@@ -85,11 +85,13 @@ def retry_arguments(operator: BaseOperator) -> dict[str, bool]:
 def check_early(operator: Any) -> None:
     """Check the arguments that are not templates while Airflow parses the DAG.
 
-    :param operator: an operator with the attributes that `lock_options.PARAMETERS` names, and `on_timeout`.
+    :param operator: an operator with the attributes that `lock_options.PARAMETERS` names, `on_timeout` and
+        `dynamo_lock_conn_id`.
     :raises LockValueError: an argument is not valid. The DAG does not load, and Airflow lists the error among its
         import errors.
     """
     lock_options.Wanted.check_early(operator)
+    lock_options.check_conn_id(operator.dynamo_lock_conn_id)
     if operator.on_timeout not in ("fail", "skip"):
         raise LockValueError(f"on_timeout must be 'fail' or 'skip', not {operator.on_timeout!r}.")
 
@@ -280,6 +282,10 @@ class _UsesLease(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        lock_options.check_id(
+            "acquire_task_id", acquire_task_id, "the task that acquires the lock, such as acquire.task_id"
+        )
+        lock_options.check_conn_id(dynamo_lock_conn_id)
         self.acquire_task_id = acquire_task_id
         self.deferrable = deferrable
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
@@ -306,6 +312,7 @@ class DynamoLockHeartbeatOperator(_UsesLease):
     :param on_held: the alert to send when the lock has been held for too long.
     :param deferrable: send heartbeats from the triggerer; if False, from a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
+    :raises LockValueError: an argument is not valid.
     """
 
     template_fields: Sequence[str] = ("heartbeat", *_UsesLease.template_fields)
@@ -319,6 +326,10 @@ class DynamoLockHeartbeatOperator(_UsesLease):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if not lock_options.is_template(heartbeat):
+            lock_options.optional_seconds("heartbeat", heartbeat)
+        if release_task_id is not None:
+            lock_options.check_id("release_task_id", release_task_id, "the task that releases the lock")
         self.heartbeat = heartbeat
         self.release_task_id = release_task_id
         self.on_held = alerts.checked("on_held", on_held)
@@ -388,6 +399,7 @@ class DynamoLockReleaseOperator(_UsesLease):
     :param acquire_task_id: id of the task that acquired the lease.
     :param deferrable: release from the triggerer; if False, from a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
+    :raises LockValueError: an argument is not valid.
     """
 
     def __init__(self, **kwargs: Any) -> None:

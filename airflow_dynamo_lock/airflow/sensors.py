@@ -57,16 +57,20 @@ class DynamoLockSensor(BaseSensorOperator):
         if poke_interval is None:
             # Airflow fails the task if it is due before the executor has reported the end of the last poke.
             poke_interval = 60.0 if kwargs.get("mode") == "reschedule" else 5.0
+        arguments.seconds("poke_interval", poke_interval)
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.key = key
         self.slots = slots
-        self.lock_mode: Any = lock_mode
+        self.lock_mode = lock_mode
         self.deferrable = deferrable
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         if not lock_options.is_template(key):
             lock_options.checked_key(key)
-        if not (lock_options.is_template(slots) or lock_options.is_template(lock_mode)):
-            arguments.checked_mode(lock_mode, wanted := lock_options.whole("slots", slots), wanted)
+        lock_options.checked_look(
+            1 if lock_options.is_template(slots) else slots,
+            "exclusive" if lock_options.is_template(lock_mode) else lock_mode,
+        )
+        lock_options.check_conn_id(dynamo_lock_conn_id)
         if deferrable:
             enable_start_from_trigger(
                 self, "DynamoLockSensorTrigger", self._trigger_arguments(), "execute_complete"
@@ -96,11 +100,8 @@ class DynamoLockSensor(BaseSensorOperator):
         if not hasattr(self, "_client"):
             # Kept between pokes: to prove that a holder is dead, the client compares reads.
             self._client = DynamoLockHook(self.dynamo_lock_conn_id).get_conn()
-        record, free = self._client.look(
-            lock_options.checked_key(self.key),
-            slots=lock_options.whole("slots", self.slots),
-            mode=self.lock_mode,
-        )
+        slots, mode = lock_options.checked_look(self.slots, self.lock_mode)
+        record, free = self._client.look(lock_options.checked_key(self.key), slots=slots, mode=mode)
         if not free and record is not None:
             self.log.info("Waiting for the lock %r. %s.", self.key, record.describe())
         return free

@@ -370,10 +370,11 @@ class DynamoLockSensorTrigger(LockTrigger):
         timeout = _remaining(self.timeout, self.deadline)
         try:
             async with DynamoLockHook(self.dynamo_lock_conn_id).async_client() as (client, _):
+                slots, mode = lock_options.checked_look(self.slots, self.lock_mode)
                 await client.wait(
                     lock_options.checked_key(self.key),
-                    slots=lock_options.whole("slots", self.slots),
-                    mode=self.lock_mode,
+                    slots=slots,
+                    mode=mode,
                     timeout=timeout,
                     poll_interval=self.poke_interval,
                 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from airflow.sdk import DAG, TaskGroup, task, task_group
 from airflow_dynamo_lock import (
     DynamoLock,
     DynamoLockAcquireOperator,
+    DynamoLockHeartbeatOperator,
     DynamoLockOperator,
+    DynamoLockReleaseOperator,
     DynamoLockSensor,
     LockDeadlockError,
     LockValueError,
@@ -316,10 +320,70 @@ def test_an_operator_refuses_an_invalid_key_too() -> None:
     ("arguments", "message"),
     [
         ({"slots": "many"}, "slots must be a whole number, not 'many'"),
-        ({"lock_mode": "both"}, "mode must be 'shared' or 'exclusive'"),
-        ({"lock_mode": "shared", "slots": 2}, "2 of 2 cannot be acquired in shared mode"),
+        ({"slots": 0, "lock_mode": "{{ ds }}"}, "slots must be a whole number of at least 1"),
+        ({"slots": "9" * 5000}, "slots must be a whole number"),
+        ({"lock_mode": "both"}, "^lock_mode must be 'shared' or 'exclusive', not 'both'"),
+        ({"lock_mode": "both", "slots": "{{ ds }}"}, "^lock_mode must be 'shared' or 'exclusive'"),
+        (
+            {"lock_mode": "shared", "slots": 2},
+            "cannot wait for 2 of them in shared mode: leave slots or lock_mode",
+        ),
+        ({"poke_interval": 0}, "poke_interval must be a finite time, more than zero"),
+        ({"poke_interval": timedelta(seconds=-1)}, "poke_interval must be a finite time, more than zero"),
+        ({"poke_interval": "5"}, "poke_interval must be a number of seconds or a timedelta, not '5'"),
     ],
 )
 def test_a_sensor_refuses_invalid_arguments_too(arguments: dict[str, Any], message: str) -> None:
-    with DAG("dag"), pytest.raises(LockValueError, match=message):
+    with DAG("dag"), pytest.raises(LockValueError, match=message) as refused:
         DynamoLockSensor(task_id="a", key="k", **arguments)
+    assert "capacity" not in str(refused.value)
+
+
+@pytest.mark.parametrize("conn_id", [None, "", " ", 5])
+def test_each_operator_refuses_an_invalid_connection_id(conn_id: Any) -> None:
+    create: list[Callable[..., Any]] = [
+        partial(DynamoLock, "k"),
+        partial(DynamoLockAcquireOperator, task_id="a", key="k"),
+        partial(DynamoLockHeartbeatOperator, task_id="b", acquire_task_id="a"),
+        partial(DynamoLockReleaseOperator, task_id="c", acquire_task_id="a"),
+        partial(DynamoLockOperator, task_id="d", key="k", python_callable=print),
+        partial(DynamoLockSensor, task_id="e", key="k"),
+    ]
+    message = "dynamo_lock_conn_id must be the id of a connection, not "
+    with DAG("dag"):
+        for each in create:
+            with pytest.raises(LockValueError, match=message):
+                each(dynamo_lock_conn_id=conn_id)
+    with DAG("dag"):
+        for each in create:
+            each(dynamo_lock_conn_id="{{ params.connection }}")
+
+
+@pytest.mark.parametrize("create", [DynamoLockHeartbeatOperator, DynamoLockReleaseOperator])
+def test_operators_refuse_what_is_not_the_id_of_an_acquire_task(create: Callable[..., Any]) -> None:
+    message = (
+        "acquire_task_id must be the id of the task that acquires the lock, such as acquire.task_id, not "
+    )
+    with DAG("dag"):
+        for task_id, wrong in {"a": None, "b": "", "c": step("acquire")}.items():
+            with pytest.raises(LockValueError, match=message):
+                create(task_id=task_id, acquire_task_id=wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"heartbeat": -1}, "heartbeat must be a finite time, more than zero"),
+        ({"heartbeat": "abc"}, "heartbeat must be a number of seconds, not 'abc'"),
+        ({"release_task_id": ""}, "release_task_id must be the id of the task that releases the lock"),
+        ({"release_task_id": 5}, "release_task_id must be the id of the task that releases the lock"),
+    ],
+)
+def test_a_heartbeat_task_refuses_invalid_arguments_too(arguments: dict[str, Any], message: str) -> None:
+    with DAG("dag"), pytest.raises(LockValueError, match=message):
+        DynamoLockHeartbeatOperator(task_id="a", acquire_task_id="acquire", **arguments)
+
+
+def test_a_heartbeat_may_be_a_template() -> None:
+    with DAG("dag"):
+        DynamoLockHeartbeatOperator(task_id="a", acquire_task_id="acquire", heartbeat="{{ params.every }}")

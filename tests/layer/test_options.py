@@ -432,6 +432,19 @@ async def test_a_template_that_renders_to_no_key_is_refused(
         await recreated(DynamoLockSensorTrigger(**sensor._trigger_arguments())).work()
 
 
+async def test_a_mode_of_a_sensor_that_renders_to_no_mode_is_named_by_its_parameter(
+    sensor_client: None,
+) -> None:
+    with DAG("dag"):
+        sensor = DynamoLockSensor(task_id="sensor", key="k", lock_mode="{{ params.mode }}")
+    sensor.render_template_fields({"params": {"mode": "both"}})
+    message = "^lock_mode must be 'shared' or 'exclusive', not 'both'"
+    with pytest.raises(LockValueError, match=message):
+        sensor.poke({})
+    with pytest.raises(LockValueError, match=message):
+        await recreated(DynamoLockSensorTrigger(**sensor._trigger_arguments())).work()
+
+
 def test_a_key_may_have_brackets() -> None:
     for key in ("[orders]", "(a", "[1", "[" * 2048, "{ds}", "1, 2", "None of these", " k "):
         assert lock_options.checked_keys(key) == (key,)
