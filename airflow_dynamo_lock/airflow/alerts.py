@@ -196,7 +196,7 @@ def checked(name: str, alert: Any) -> LockAlert | None:
     :raises LockValueError: it is neither a `LockAlert` nor None, or its notifier cannot be imported.
     """
     if alert is not None and not isinstance(alert, LockAlert):
-        raise LockValueError(f"{name} must be a LockAlert, not {alert!r}.")
+        raise LockValueError(f"{name} must be a LockAlert, not {shown(alert)}.")
     if alert is not None:
         alert.check_import()
     return alert

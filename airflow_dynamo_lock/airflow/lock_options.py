@@ -180,7 +180,7 @@ def whole(name: str, value: Any) -> Any:
     try:
         return int(value) if isinstance(value, str) else value
     except ValueError:
-        raise LockValueError(f"{name} must be a whole number, not {value!r}.") from None
+        raise LockValueError(f"{name} must be a whole number, not {shown(value)}.") from None
 
 
 def interval(heartbeat: Seconds | str | None, lease_seconds: float) -> float:
@@ -338,4 +338,4 @@ def _number(name: str, value: Any) -> Any:
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
-        raise LockValueError(f"{name} must be a number of seconds, not {value!r}.") from None
+        raise LockValueError(f"{name} must be a number of seconds, not {shown(value)}.") from None

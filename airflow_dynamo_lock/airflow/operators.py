@@ -45,6 +45,7 @@ from airflow_dynamo_lock.core.model.errors import (
 )
 from airflow_dynamo_lock.core.model.lease import LeaseSet
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
+from airflow_dynamo_lock.core.model.text import shown
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def check_early(operator: Any) -> None:
     lock_options.Wanted.check_early(operator)
     lock_options.check_conn_id(operator.dynamo_lock_conn_id)
     if operator.on_timeout not in ("fail", "skip"):
-        raise LockValueError(f"on_timeout must be 'fail' or 'skip', not {operator.on_timeout!r}.")
+        raise LockValueError(f"on_timeout must be 'fail' or 'skip', not {shown(operator.on_timeout)}.")
 
 
 class Acquires(BaseOperator):

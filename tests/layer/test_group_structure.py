@@ -279,6 +279,16 @@ def test_invalid_arguments_fail_when_the_dag_is_parsed(arguments: dict[str, Any]
         step("a")
 
 
+@pytest.mark.parametrize("character", ["9", "x"])
+@pytest.mark.parametrize(
+    "name", ["slots", "priority", "lease", "timeout", "fair", "mode", "on_timeout", "on_wait"]
+)
+def test_an_error_shows_the_beginning_of_a_long_value(name: str, character: str) -> None:
+    with DAG("dag"), pytest.raises(LockValueError, match=f"{name} must be ") as refused:
+        DynamoLock("k", **{name: character * 5000})  # type: ignore[arg-type]
+    assert len(str(refused.value)) < 200
+
+
 def test_values_that_depend_on_a_template_are_not_compared() -> None:
     with DAG("dag"), DynamoLock("k", slots=3, capacity="{{ params.capacity }}", mode="{{ params.mode }}"):
         step("a")
@@ -337,6 +347,7 @@ def test_a_sensor_refuses_invalid_arguments_too(arguments: dict[str, Any], messa
     with DAG("dag"), pytest.raises(LockValueError, match=message) as refused:
         DynamoLockSensor(task_id="a", key="k", **arguments)
     assert "capacity" not in str(refused.value)
+    assert len(str(refused.value)) < 200
 
 
 @pytest.mark.parametrize("conn_id", [None, "", " ", 5])
