@@ -314,6 +314,7 @@ class DynamoLockHeartbeatOperator(_UsesLease):
     :param deferrable: send heartbeats from the triggerer; if False, from a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
     :raises LockValueError: an argument is not valid.
+    :raises LockNotHeldError: the acquire task has no result.
     """
 
     template_fields: Sequence[str] = ("heartbeat", *_UsesLease.template_fields)
@@ -401,6 +402,7 @@ class DynamoLockReleaseOperator(_UsesLease):
     :param deferrable: release from the triggerer; if False, from a worker.
     :param dynamo_lock_conn_id: the connection that names the lock table. (templated)
     :raises LockValueError: an argument is not valid.
+    :raises LockNotHeldError: the acquire task has no result.
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -27,6 +27,13 @@ class DynamoLockSensor(BaseSensorOperator):
     In reschedule mode, each poke is a new process. It has no earlier reads to compare with, so it can prove
     that a holder is dead only by server time, ten seconds later than a process that keeps polling.
 
+    Parameters of all sensors of Airflow apply too:
+
+    - `timeout`: maximum time to wait, in seconds or as timedelta. Without it, and with None where Airflow accepts that,
+      Airflow's option ``[sensors] default_timeout`` applies: 7 days, and not an unlimited time as for `DynamoLock`.
+    - `soft_fail`: skip the task instead of failing it if the time is over. Default: False.
+    - `mode`: ``"poke"`` or ``"reschedule"``, for ``deferrable=False``. Default: ``"poke"``.
+
     :param key: name of the lock. (templated)
     :param slots: number of slots that must be free. (templated)
     :param lock_mode: ``"exclusive"`` waits until an exclusive claim of the slots could be granted, and

@@ -24,7 +24,9 @@ from airflow_dynamo_lock import (
     AsyncLockClient,
     DynamoLock,
     DynamoLockAcquireOperator,
+    DynamoLockHeartbeatOperator,
     DynamoLockOperator,
+    DynamoLockReleaseOperator,
     DynamoLockSensor,
     LockClient,
     LockError,
@@ -486,6 +488,20 @@ async def test_an_option_of_a_sensor_reaches_the_client(name: str, sensor_client
     templated = {IN_SENSOR.get(option, option) for option in looks.value.options}
     assert set(sensor.template_fields) == {"key", "dynamo_lock_conn_id"} | templated
     assert described(DynamoLockSensor) == parameters(DynamoLockSensor)
+
+
+def test_the_docstring_of_the_sensor_names_the_parameters_of_airflow_that_users_need() -> None:
+    # Not as `:param`: they are not in the signature, and `make docs` refuses that.
+    for name in ("timeout", "soft_fail", "mode"):
+        assert re.search(rf"^ *- `{name}`", DynamoLockSensor.__doc__ or "", re.MULTILINE)
+
+
+@pytest.mark.parametrize("operator", [DynamoLockHeartbeatOperator, DynamoLockReleaseOperator])
+def test_the_docstring_of_an_operator_that_uses_a_lease_describes_its_errors(operator: type) -> None:
+    assert set(re.findall(r"^ *:raises (\w+):", operator.__doc__ or "", re.MULTILINE)) == {
+        "LockValueError",
+        "LockNotHeldError",
+    }
 
 
 # -- the command line
