@@ -47,8 +47,8 @@ class LockAlert:
     on.
 
     :param after: time to wait, or to hold, before the message is sent, in seconds or as timedelta.
-    :param notifier: the notifier's class, or its path as text, such as ``"package.module.Class"``. Airflow's DAG
-        processor and triggerer have to be able to import it.
+    :param notifier: the notifier's class, or its path as text, such as ``"package.module.Class"``. Airflow's
+        triggerer has to be able to import it.
     :param kwargs: the arguments of the notifier, as values that JSON has. They are stored with the DAG, so they should
         name a connection instead of a password. Their templates can use ``lock_alert.text``, a sentence with the lock,
         the task and the holders; ``lock_alert.key``; ``lock_alert.seconds``; and ``ti``, ``dag_id`` and ``run_id``.
@@ -78,36 +78,13 @@ class LockAlert:
                 f"not of type {type(self.kwargs).__name__}."
             )
         if isinstance(self.notifier, type):
-            self._check_kwargs(self.notifier)
+            try:
+                inspect.signature(self.notifier).bind(**self.kwargs)
+            except TypeError as failure:
+                raise LockValueError(
+                    f"The kwargs of a LockAlert do not fit {self.notifier.__name__}: {failure}."
+                ) from None
         self.as_json()  # checks `after` and the values of `kwargs`
-
-    def check_import(self) -> None:
-        """Check a notifier that is a path, when the DAG is parsed.
-
-        The constructor does not, because a triggerer imports the notifier only to send the alert.
-
-        :raises LockValueError: it cannot be imported, is no class, or has other arguments than `kwargs`.
-        """
-        if isinstance(self.notifier, type):
-            return
-        try:
-            notifier = pkgutil.resolve_name(self.path)
-        except Exception as failure:  # a module may raise any error while it is imported
-            raise LockValueError(
-                f"The notifier {shown(self.path)} of a LockAlert cannot be imported "
-                f"({type(failure).__name__}: {failure}): correct its path, or install it."
-            ) from failure
-        if not isinstance(notifier, type):
-            raise LockValueError(f"{_A_NOTIFIER}, and {shown(self.path)} is no class: correct the path.")
-        self._check_kwargs(notifier)
-
-    def _check_kwargs(self, notifier: type[Any]) -> None:
-        try:
-            inspect.signature(notifier).bind(**self.kwargs)
-        except TypeError as failure:
-            raise LockValueError(
-                f"The kwargs of a LockAlert do not fit {notifier.__name__}: {failure}."
-            ) from None
 
     @cached_property
     def after_seconds(self) -> float:
@@ -193,13 +170,11 @@ def report_of_hold(lease: Lease, record: LockRecord | None) -> Report | None:
 def checked(name: str, alert: Any) -> LockAlert | None:
     """The alert that was given as the parameter `name`.
 
-    :raises LockValueError: it is neither a `LockAlert` nor None, or its notifier cannot be imported.
+    :raises LockValueError: it is neither a `LockAlert` nor None.
     """
-    if alert is not None and not isinstance(alert, LockAlert):
-        raise LockValueError(f"{name} must be a LockAlert, not {shown(alert)}.")
-    if alert is not None:
-        alert.check_import()
-    return alert
+    if alert is None or isinstance(alert, LockAlert):
+        return alert
+    raise LockValueError(f"{name} must be a LockAlert, not {shown(alert)}.")
 
 
 @asynccontextmanager

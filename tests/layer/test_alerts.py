@@ -302,19 +302,8 @@ def test_an_invalid_alert_is_refused_when_the_dag_is_parsed() -> None:
     ]:
         with pytest.raises(LockValueError, match=message):
             LockAlert(*arguments)  # type: ignore[arg-type]
-    for path, message in [
-        ("no.such.Module", "cannot be imported .ModuleNotFoundError: No module named 'no'."),
-        ("tests.layer.alert_notifiers.Missing", "cannot be imported .AttributeError: "),
-        ("tests.layer.alert_notifiers", "is no class"),
-        ("tests.layer.alert_notifiers:SENT", "is no class"),
-        ("tests.layer.alert_notifiers:Messenger", "The kwargs of a LockAlert do not fit Messenger: "),
-    ]:
-        by_path = LockAlert(60, path, {"txt": "hello"})
-        assert LockAlert.from_json(by_path.as_json()) == by_path, (
-            "a triggerer does not import it for a short wait"
-        )
-        with DAG("dag"), pytest.raises(LockValueError, match=f"{message}"):
-            DynamoLock("k", on_held=by_path)
+    by_path = LockAlert(60, "no.such.Module", TEXT)
+    assert LockAlert.from_json(by_path.as_json()) == by_path, "only the triggerer needs the notifier"
     not_an_alert: Any = Messenger("hello")
     with DAG("dag"):
         with pytest.raises(LockValueError, match=r"^on_wait must be a LockAlert, not <.*Messenger"):

@@ -309,7 +309,7 @@ def connections(monkeypatch: pytest.MonkeyPatch, url: str) -> Callable[..., Dyna
     monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(aws))
 
     def connect(**extra: Any) -> DynamoLockHook:
-        values = {"table": TABLE, "endpoint_url": url, "region_name": REGION, "secret": EXTRA} | extra
+        values = {"table": TABLE, "endpoint_url": url, "region_name": REGION} | extra
         connection = {"conn_type": "dynamo_lock", "login": "user", "password": PASSWORD, "extra": values}
         monkeypatch.setenv("AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT", json.dumps(connection))
         return DynamoLockHook()
@@ -329,6 +329,7 @@ async def test_the_hook(output: Output, connections: Callable[..., DynamoLockHoo
 @pytest.mark.parametrize(
     "extra",
     [
+        {"secret": EXTRA},
         {"lease": PASSWORD},
         {"lease": [PASSWORD]},
         {"table": "no such table", "botocore_config": PASSWORD},
