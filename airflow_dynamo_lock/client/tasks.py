@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, assert_never
 
-from botocore import xform_name
-
 from airflow_dynamo_lock.client.clock import monotonic, pieces
 from airflow_dynamo_lock.client.leases import end_by_error, is_inherited, leases_of, monitor, name_of
 from airflow_dynamo_lock.client.options import AnyLease, OnDanger, OnLost
 from airflow_dynamo_lock.client.sdk import answer_to, not_answered, reply
+from airflow_dynamo_lock.client.sdk_methods import asynchronous_method_of
 from airflow_dynamo_lock.client.session import ClientCore, in_same_process
 from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Request, Sleep, T, WaitForSlots
 from airflow_dynamo_lock.core.foreign.registry import NATIVE
@@ -195,9 +194,10 @@ class AsyncRuntime:
         sent_at = monotonic()
         streams = request.action in STREAM_ACTIONS
         client = self._streams if streams else self._client
+        send = asynchronous_method_of(client, request)
         try:
             async with _timeout(request.within, since):
-                output = await getattr(client, xform_name(request.action))(**request.params)
+                output = await send(**request.params)
                 if "Body" in output:  # an object's
                     output["Body"] = await output["Body"].read()
             answer = reply(output, sent_at)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import dropwhile
 from typing import Any
 
+import aiobotocore.session
+import boto3
 import pytest
 
 from airflow_dynamo_lock import (
+    AsyncLockClient,
     CapacityMismatchError,
     Lease,
     LockClient,
@@ -378,6 +382,53 @@ def test_grants_releases_reclaims_and_losses_are_logged_without_data(
         assert expected.lease_id in line
     assert str(lease.token) in logged[2]
     assert "hunter2" not in "".join(record.getMessage() for record in ours)
+
+
+# -- a wrong SDK client ---------------------------------------------------------------------------------------------
+
+WRONG_CLIENTS: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: None,
+    "a table's name": lambda: TABLE,
+    "a resource": lambda: boto3.resource("dynamodb"),
+    "a session": boto3.Session,
+    "another service": lambda: boto3.client("s3"),
+    "no client yet": lambda: aiobotocore.session.get_session().create_client("dynamodb"),
+}
+
+
+async def use(kind: str, sdk: Any, key: str, **options: Any) -> None:
+    """Make a client of this kind on an SDK client, and try to acquire a lock."""
+    if kind == "async":
+        await AsyncLockClient(sdk, table=TABLE, **options).try_acquire(key)
+    else:
+        LockClient(sdk, table=TABLE, **options).try_acquire(key)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")  # of the client that is not made
+@pytest.mark.parametrize("wrong", WRONG_CLIENTS.values(), ids=WRONG_CLIENTS.keys())
+async def test_what_is_no_client_of_the_service_is_refused(
+    kind: str, key: str, wrong: Callable[[], Any]
+) -> None:
+    with pytest.raises(
+        LockValueError, match=r"LockClient cannot use .*client\('dynamodb', config=sdk_config"
+    ):
+        await use(kind, wrong(), key)
+
+
+async def test_a_client_of_dynamodb_is_refused_for_locks_in_s3(kind: str, key: str) -> None:
+    with pytest.raises(LockValueError, match=r"cannot use .*client\('s3', config=sdk_config"):
+        await use(kind, boto3.client("dynamodb"), key, table_format="s3")
+
+
+async def test_a_client_of_the_other_sdk_is_refused_before_it_sends_anything(
+    client: LockClient, engine: Engine, kind: str, key: str
+) -> None:
+    session: Any = aiobotocore.session.get_session()
+    async with session.create_client("dynamodb", endpoint_url=engine.endpoint_url) as asynchronous:
+        synchronous = boto3.client("dynamodb", endpoint_url=engine.endpoint_url)
+        with pytest.raises(LockValueError, match=r"LockClient cannot use <.*client\('dynamodb', config="):
+            await use(kind, synchronous if kind == "async" else asynchronous, key)
+    assert client.get(key) is None
 
 
 # -- the package ----------------------------------------------------------------------------------------------------
