@@ -6,6 +6,7 @@ import asyncio
 
 from airflow_dynamo_lock.client._async.leases import AsyncLeases
 from airflow_dynamo_lock.client._async.tables import AsyncTable
+from airflow_dynamo_lock.client.leases import one_lease
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.errors import LockAccessError, LockUnavailableError
@@ -43,7 +44,7 @@ class AsyncLockClient(AsyncLeases, AsyncTable):
         :param lease: the lease.
         :param poll_interval: seconds between reads of the table.
         """
-        lease = lease.checked()
+        lease = one_lease(lease)
         reports: asyncio.Queue[bool] = asyncio.Queue()
         listener = EndListener(
             lease.key, lease.lease_id, seconds("poll_interval", poll_interval), reports.put_nowait

@@ -7,17 +7,39 @@ from collections.abc import Callable
 
 from airflow_dynamo_lock.client.options import Keys, OnDanger
 from airflow_dynamo_lock.core.effects import Operation, Sleep, Stamp
-from airflow_dynamo_lock.core.model.errors import LockLostError
+from airflow_dynamo_lock.core.model.errors import LockLostError, LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 from airflow_dynamo_lock.core.model.outcomes import Draining, Granted, Lost, Released
-from airflow_dynamo_lock.core.model.text import readable, utc
+from airflow_dynamo_lock.core.model.text import readable, shown, utc
 from airflow_dynamo_lock.events import notify
 from airflow_dynamo_lock.log import log
 
 
 def leases_of(lease: Lease | LeaseSet) -> tuple[Lease, ...]:
-    """The lease itself, or the leases of the set."""
-    return (lease,) if isinstance(lease, Lease) else lease.leases
+    """The lease itself, or the leases of the set.
+
+    :raises LockValueError: this is no lease, or a set without leases.
+    """
+    leases = lease.leases if isinstance(lease, LeaseSet) else (lease,)
+    if not leases or not all(isinstance(each, Lease) for each in leases):
+        raise LockValueError(
+            f"This needs the lease that acquire returned, not {shown(lease)}: "
+            "try_acquire returns None if the lock is taken."
+        )
+    return leases
+
+
+def one_lease(lease: Lease | LeaseSet) -> Lease:
+    """The lease of one lock, with valid values.
+
+    :raises LockValueError: this is no lease, or a set of leases, or a value of the lease is not valid.
+    """
+    leases = leases_of(lease)
+    if isinstance(lease, LeaseSet):
+        raise LockValueError(
+            f"This needs the lease of one lock, not of {len(lease)}: call it for each lease of the set."
+        )
+    return leases[0].checked()
 
 
 def name_of(lease: Lease | LeaseSet) -> str:

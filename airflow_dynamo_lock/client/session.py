@@ -23,6 +23,7 @@ from airflow_dynamo_lock.client.leases import (
     name_of,
     notify_lost,
     notify_released,
+    one_lease,
 )
 from airflow_dynamo_lock.client.options import AnyLease, ClaimOptions, Keys
 from airflow_dynamo_lock.core.effects import Operation, ServerClock, Sleep, Stamp, T
@@ -260,7 +261,7 @@ class ClientCore:
     def enter(self, lease: Lease, process: str) -> Operation[Lease]:
         """Add a process. It relies on no more than the grace (R9), because a drained lease ends then."""
         arguments.checked_id("A process's id", process)
-        lease = lease.checked()
+        lease = one_lease(lease)
         lease = replace(lease, lease_ms=min(lease.lease_ms, lease.grace_ms), term=Term(monotonic))
         outcome = yield from self.operations.renewing.renew(
             lease.key, lease.lease_id, lease.lease_ms, Enter(process)
@@ -281,7 +282,7 @@ class ClientCore:
         """Remove a process from those inside. The last one that leaves a draining lease frees its slots."""
         arguments.checked_id("A process's id", process)
         arguments.checked_flag("release", release)
-        lease = lease.checked()
+        lease = one_lease(lease)
         if is_inherited(lease):
             raise LockValueError(
                 f"The parent process entered the lock {lease.key!r}: a fork cannot leave it."
@@ -346,10 +347,10 @@ class ClientCore:
 
     def with_term(self, lease: AnyLease) -> AnyLease:
         """The lease with a term of this process; a new one if it has none. The leases of a set share one."""
-        if not isinstance(lease, LeaseSet):
-            return lease if lease.term is not None else replace(lease, term=Term(monotonic))
-        if all(each.term is not None for each in lease):
+        if all(each.term is not None for each in leases_of(lease)):
             return lease
+        if not isinstance(lease, LeaseSet):
+            return replace(lease, term=Term(monotonic))
         term = Term(monotonic)
         return LeaseSet(tuple(replace(each, term=term) for each in lease))
 

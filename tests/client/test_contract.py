@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from itertools import dropwhile
 from typing import Any
@@ -18,6 +18,7 @@ from airflow_dynamo_lock import (
     AsyncLockClient,
     CapacityMismatchError,
     Lease,
+    LeaseSet,
     LockClient,
     LockLostError,
     LockNotHeldError,
@@ -429,6 +430,51 @@ async def test_a_client_of_the_other_sdk_is_refused_before_it_sends_anything(
         with pytest.raises(LockValueError, match=r"LockClient cannot use <.*client\('dynamodb', config="):
             await use(kind, synchronous if kind == "async" else asynchronous, key)
     assert client.get(key) is None
+
+
+# -- what is no lease -----------------------------------------------------------------------------------------------
+
+NO_LEASES: dict[str, Any] = {
+    "None": None,
+    "a lease id": "id",
+    "a map": Lease("k", "id", 1, "me", 1, 1, 30_000, 15_000, 0).as_dict(),
+    "an empty set": LeaseSet(()),
+    "a set of other values": LeaseSet(("id",)),  # type: ignore[arg-type]
+}
+WITH_A_LEASE: dict[str, Callable[[LockClient, Any], object]] = {
+    "release": lambda client, lease: client.release(lease),
+    "renew": lambda client, lease: client.renew(lease),
+    "keep_alive": lambda client, lease: client.keep_alive(lease),
+    "enter": lambda client, lease: client.enter(lease, "process"),
+    "leave": lambda client, lease: client.leave(lease, "process"),
+}
+WITH_A_LEASE_IN_TASKS: dict[str, Callable[[AsyncLockClient, Any], Coroutine[Any, Any, object]]] = {
+    "until_gone": lambda client, lease: client.until_gone(lease),
+    "keep_for_processes": lambda client, lease: client.keep_for_processes(lease, interval=1.0),
+}
+
+
+@pytest.mark.parametrize("method", WITH_A_LEASE)
+@pytest.mark.parametrize("wrong", NO_LEASES)
+def test_what_is_no_lease_is_refused(client: LockClient, method: str, wrong: str) -> None:
+    with pytest.raises(LockValueError, match=r"the lease that acquire returned, not .*: try_acquire returns"):
+        WITH_A_LEASE[method](client, NO_LEASES[wrong])
+
+
+@pytest.mark.parametrize("method", WITH_A_LEASE_IN_TASKS)
+@pytest.mark.parametrize("wrong", NO_LEASES)
+async def test_what_is_no_lease_is_refused_by_the_methods_of_tasks(method: str, wrong: str) -> None:
+    client = AsyncLockClient(None, table=TABLE)
+    with pytest.raises(LockValueError, match=r"the lease that acquire returned, not .*: try_acquire returns"):
+        await WITH_A_LEASE_IN_TASKS[method](client, NO_LEASES[wrong])
+
+
+def test_a_lease_set_is_refused_by_the_methods_for_one_lease(client: LockClient, key: str) -> None:
+    leases = client.acquire([key, f"{key}/b"])
+    for method in ("enter", "leave"):
+        with pytest.raises(LockValueError, match="needs the lease of one lock, not of 2"):
+            WITH_A_LEASE[method](client, leases)
+    assert client.release(leases)
 
 
 # -- the package ----------------------------------------------------------------------------------------------------
