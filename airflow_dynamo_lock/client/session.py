@@ -303,6 +303,7 @@ class ClientCore:
     ) -> Operation[Released | Draining | StillHeld | Lost]:
         """Release; drain if processes are inside. Retries for `retry_for` seconds; None: without limit."""
         leases = [each.checked() for each in leases_of(lease)]
+        within = None if retry_for is None else seconds("retry_for", retry_for, zero=True)
         if is_inherited(lease):
             log.debug(
                 "The lock %s is released by the process that acquired it, not by a fork.", name_of(lease)
@@ -315,7 +316,7 @@ class ClientCore:
             if each.term is not None:
                 # Before the first release is sent: others may hold the lock before its answer arrives.
                 each.term.lose("it was released")
-        deadline = math.inf if retry_for is None else monotonic() + seconds("retry_for", retry_for, zero=True)
+        deadline = math.inf if within is None else monotonic() + within
         progress = ReleaseProgress()
         denied: float | None = None  # the time of the first denial in a row
         while True:

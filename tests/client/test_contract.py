@@ -26,7 +26,7 @@ from airflow_dynamo_lock import (
     LockTimeoutError,
     LockValueError,
 )
-from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed
+from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed, StillHeld
 from deployments.clients import SLOW, TABLE, core_of, lock_client
 from deployments.engines import DynamoDBLocal, Engine
 from deployments.patience import PATIENCE, wait_until
@@ -475,6 +475,20 @@ def test_a_lease_set_is_refused_by_the_methods_for_one_lease(client: LockClient,
         with pytest.raises(LockValueError, match="needs the lease of one lock, not of 2"):
             WITH_A_LEASE[method](client, leases)
     assert client.release(leases)
+
+
+def test_a_wrong_retry_for_leaves_the_lease_held(client: LockClient, key: str) -> None:
+    lease = client.acquire(key, reentrant=True)
+    client.acquire(key, reentrant=True)
+    for wrong in ("5", -1, float("nan")):
+        with pytest.raises(LockValueError, match="retry_for must be"):
+            client.release(lease, retry_for=wrong)  # type: ignore[arg-type]
+    assert lease.remaining() > 0
+    assert client.release(lease) == StillHeld(1)
+    with pytest.raises(LockValueError, match="retry_for must be"):
+        client.release(lease, retry_for="5")  # type: ignore[arg-type]
+    assert lease.remaining() > 0
+    assert client.release(lease) == Released()
 
 
 # -- the package ----------------------------------------------------------------------------------------------------
