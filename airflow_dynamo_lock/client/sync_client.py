@@ -14,9 +14,10 @@ class LockClient(Leases, Table):
         within seconds.
     :param table: the lock table's name.
     :param owner: the holder's name, for people to read. Default ``host:pid``.
-    :param lease: how long a lease lasts after its last heartbeat, in seconds.
+    :param lease: how long a lease lasts after its last heartbeat, in seconds; at least 0.1.
     :param heartbeat: seconds between background heartbeats. Default a sixth of the lease.
-    :param release_grace: how long a lease lasts after its release while processes are inside, in seconds.
+    :param release_grace: how long a lease lasts after its release while processes are inside, in seconds; at least
+        0.1.
     :param max_clock_skew: 5 s more than the clocks of two DynamoDB servers may differ, in seconds (R3, proof of death).
     :param table_format: ``native``, or the format of another lock library, with whose clients the locks are then
         shared (docs/formats.md). With ``s3``, `client` is an S3 client, and `table` a bucket.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from airflow_dynamo_lock import (
+    AsyncLockClient,
     CapacityMismatchError,
     Lease,
     LeaseSet,
@@ -313,6 +315,8 @@ WRONG = [
     ({"fair": "no"}, "fair must be True or False, not 'no'"),
     ({"reentrant": 1}, "reentrant must be True or False, not 1"),
     ({"min_hold": -1}, "min_hold must be a finite time"),
+    ({"lease": 0.005, "timeout": 0}, "lease must be at least 0.1 s, not 0.005 s"),
+    ({"release_grace": timedelta(milliseconds=99)}, "release_grace must be at least 0.1 s, not 0.099 s"),
 ]
 
 
@@ -325,6 +329,25 @@ def test_bad_input_is_refused_before_anything_is_sent(
         with pytest.raises(LockValueError, match=says):
             client.acquire(each, **options)
     assert proxy.whats() == []
+
+
+@pytest.mark.parametrize("client_class", [LockClient, AsyncLockClient])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lease": 0.099}, "lease must be at least 0.1 s, not 0.099 s"),
+        ({"release_grace": 0.001}, "release_grace must be at least 0.1 s, not 0.001 s"),
+    ],
+)
+def test_a_wrong_default_of_a_client_is_refused(
+    client_class: Any, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(LockValueError, match=says):
+        client_class(None, table="locks", **options)
+
+
+def test_the_shortest_lease_is_a_tenth_of_a_second() -> None:
+    LockClient(None, table="locks", lease=0.1, release_grace=timedelta(milliseconds=100))
 
 
 @pytest.mark.parametrize(

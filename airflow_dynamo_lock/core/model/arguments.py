@@ -31,13 +31,16 @@ Seconds = float | int | timedelta
 # The record enforces these times, and DynamoDB may delete an idle record after `RETENTION`.
 _LONGEST = dict.fromkeys(("release_grace", "min_hold"), RETENTION)
 
+# A heartbeat and its answer must fit into these times several times.
+_SHORTEST = dict.fromkeys(("lease", "release_grace"), 0.1)
+
 
 def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
     """A duration in seconds from a number or a timedelta.
 
     :param zero: zero is allowed.
-    :raises LockValueError: it is no number or timedelta, not finite, negative, zero although that is not allowed, or
-        too long.
+    :raises LockValueError: it is no number or timedelta, not finite, negative, zero although that is not allowed, too
+        short or too long.
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -49,6 +52,8 @@ def seconds(name: str, value: Seconds, *, zero: bool = False) -> float:
         raise LockValueError(
             f"{name} must be a finite time, {least} and at most {longest:.10g} s, not {shown(value)} s."
         )
+    if value < (shortest := _SHORTEST.get(name, 0.0)):
+        raise LockValueError(f"{name} must be at least {shortest:g} s, not {shown(value)} s.")
     return float(value)
 
 
