@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from airflow_dynamo_lock.client.options import Keys, OnDanger
-from airflow_dynamo_lock.core.effects import Operation, Sleep, Stamp
+from airflow_dynamo_lock.client.options import Keys, OnDanger, OnLost
+from airflow_dynamo_lock.core.effects import Operation, Sleep, Stamp, T
 from airflow_dynamo_lock.core.model.errors import LockLostError, LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 from airflow_dynamo_lock.core.model.outcomes import Draining, Granted, Lost, Released
@@ -153,16 +153,31 @@ def notify_released(lease: Lease, stamp: Callable[[], Stamp]) -> None:
     notify("held", lease.key, lambda: max(0, stamp().best_ms - lease.acquired_at_ms) / 1000)
 
 
+def report_loss(lease: Lease | LeaseSet, on_lost: OnLost) -> None:
+    """Call `on_lost` with each lease and the error, if the lease is lost."""
+    try:
+        lease.check()
+    except LockLostError as lost:
+        for each in leases_of(lease):
+            _call("on_lost", on_lost, each, lost)
+
+
+def _call(name: str, callback: Callable[[Lease, T], None], lease: Lease, argument: T) -> None:
+    try:
+        callback(lease, argument)
+    except (
+        Exception
+    ):  # the caller's own error, which must not end the monitor, nor the reports of other leases
+        log.exception("The %s callback of the lock %r failed.", name, lease.key)
+
+
 def monitor(lease: Lease | LeaseSet, safe_time: float, on_danger: OnDanger) -> Operation[None]:
     """Call `on_danger` each time that less than `safe_time` seconds remain, until the lease is lost."""
     in_danger = False
     while (left := lease.remaining()) > 0:
         if left <= safe_time and not in_danger:
             for each in leases_of(lease):
-                try:
-                    on_danger(each, left)
-                except Exception:  # the caller's own error, which must not end the monitor
-                    log.exception("The on_danger callback of the lock %r failed.", each.key)
+                _call("on_danger", on_danger, each, left)
         in_danger = left <= safe_time
         # A successful heartbeat ends the danger, and wakes nothing here: so look often.
         yield Sleep(min(left, safe_time / 10) if in_danger else left - safe_time)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import get_ident
@@ -29,7 +29,7 @@ def block(client: object, lease: Lease | LeaseSet) -> Iterator[None]:
         _blocks.set(tuple(each for each in _blocks.get() if each is not entry))
 
 
-def held(client: object, further: Iterable[Lease | LeaseSet]) -> list[Lease]:
+def held(client: object, further: Lease | LeaseSet | Sequence[Lease | LeaseSet]) -> list[Lease]:
     """The leases that the running code holds: those of the ``with`` blocks of this client around it, and `further`.
 
     A task or a thread that was started in a block does not count: the block may end without it.
@@ -37,11 +37,12 @@ def held(client: object, further: Iterable[Lease | LeaseSet]) -> list[Lease]:
     :raises LockValueError: `further` are no leases.
     """
     here, found = _here(), dict[tuple[str, str], Lease]()
-    for each in further:
-        if not isinstance(each, (Lease, LeaseSet)):
-            raise LockValueError(f"holding must be a list of leases, not {shown(further)}.")
+    given = [further] if isinstance(further, (Lease, LeaseSet)) else further
+    # Not any iterable: an iterator would be empty when the lock is acquired again.
+    if not isinstance(given, Collection) or not all(isinstance(each, (Lease, LeaseSet)) for each in given):
+        raise LockValueError(f"holding must be a lease or a list of leases, not {shown(further)}.")
     blocks = [lease for owner, where, lease in _blocks.get() if owner is client and where == here]
-    for lease in (one for each in (*blocks, *further) for one in leases_of(each)):
+    for lease in (one for each in (*blocks, *given) for one in leases_of(each)):
         if not is_inherited(lease) and (lease.term is None or lease.remaining() > 0):
             found[lease.key, lease.lease_id] = lease
     return list(found.values())

@@ -59,7 +59,7 @@ class AcquireOptions(ClaimOptions, total=False):
     on_position: Callable[[QueuePosition], None] | None
     #: Leases that the caller does not release before the acquire ends, in addition to those of the client's `lock`
     #: blocks around it. They are searched for deadlocks.
-    holding: Sequence[Lease | LeaseSet]
+    holding: Lease | LeaseSet | Sequence[Lease | LeaseSet]
 
 
 class HoldOptions(AcquireOptions, total=False):

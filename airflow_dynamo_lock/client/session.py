@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -164,9 +164,10 @@ class ClientCore:
         on_busy: Callable[[LockRecord], None] | None,
         on_position: Callable[[QueuePosition], None] | None,
         options: ClaimOptions,
-        holding: Iterable[Lease | LeaseSet] = (),
+        holding: Lease | LeaseSet | Sequence[Lease | LeaseSet] = (),
     ) -> Operation[Lease | LeaseSet]:
         """Acquire, and wait for the lock if it is busy."""
+        arguments.checked_callbacks(on_busy=on_busy, on_position=on_position)
         claims = self.claims.of(key, options)
         if options.get("reentrant") and (again := self.reentrant.again(claims[0])) is not None:
             return again

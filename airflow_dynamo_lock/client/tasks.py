@@ -9,7 +9,14 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, assert_never
 
 from airflow_dynamo_lock.client.clock import monotonic, pieces
-from airflow_dynamo_lock.client.leases import end_by_error, is_inherited, leases_of, monitor, name_of
+from airflow_dynamo_lock.client.leases import (
+    end_by_error,
+    is_inherited,
+    leases_of,
+    monitor,
+    name_of,
+    report_loss,
+)
 from airflow_dynamo_lock.client.options import AnyLease, OnDanger, OnLost
 from airflow_dynamo_lock.client.sdk import answer_to, not_answered, reply
 from airflow_dynamo_lock.client.sdk_methods import asynchronous_method_of
@@ -17,8 +24,9 @@ from airflow_dynamo_lock.client.session import ClientCore, in_same_process
 from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Request, Sleep, T, WaitForSlots
 from airflow_dynamo_lock.core.foreign.registry import NATIVE
 from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW
+from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds
-from airflow_dynamo_lock.core.model.errors import LockError, LockLostError
+from airflow_dynamo_lock.core.model.errors import LockError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed, StillHeld
@@ -95,6 +103,7 @@ class AsyncRuntime:
         :param safe_time: remaining time below which the lease is in danger, in seconds. Default a third of the lease.
         :returns: the task; cancel it to stop the heartbeats.
         """
+        arguments.checked_callbacks(on_lost=on_lost, on_danger=on_danger)
         lease = self._core.with_term(lease)
         every = self._core.interval(lease, interval)
         name, safe = name_of(lease), self._core.safe_time(lease, safe_time)
@@ -116,11 +125,7 @@ class AsyncRuntime:
             log.exception("The heartbeats of %s ended.", name_of(lease))
             end_by_error(lease)
         if on_lost is not None:
-            try:
-                lease.check()
-            except LockLostError as lost:
-                for each in leases_of(lease):
-                    on_lost(each, lost)
+            report_loss(lease, on_lost)
 
     async def _release_at_block_end(self, lease: Lease | LeaseSet) -> Released | Draining | StillHeld | Lost:
         """Release the lease at the end of a ``with`` block. If the task is cancelled meanwhile, try once more."""

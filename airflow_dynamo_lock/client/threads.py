@@ -12,7 +12,14 @@ from typing import Any, assert_never
 from weakref import WeakSet
 
 from airflow_dynamo_lock.client.clock import monotonic, pieces
-from airflow_dynamo_lock.client.leases import end_by_error, is_inherited, leases_of, monitor, name_of
+from airflow_dynamo_lock.client.leases import (
+    end_by_error,
+    is_inherited,
+    leases_of,
+    monitor,
+    name_of,
+    report_loss,
+)
 from airflow_dynamo_lock.client.options import AnyLease, OnDanger, OnLost
 from airflow_dynamo_lock.client.sdk import answer_to, not_answered, reply
 from airflow_dynamo_lock.client.sdk_methods import method_of
@@ -20,8 +27,8 @@ from airflow_dynamo_lock.client.session import ClientCore, in_same_process
 from airflow_dynamo_lock.core.effects import Callback, Operation, Reply, Request, Sleep, T, WaitForSlots
 from airflow_dynamo_lock.core.foreign.registry import NATIVE
 from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW
+from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds
-from airflow_dynamo_lock.core.model.errors import LockLostError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
 from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released, Renewed, StillHeld
@@ -98,6 +105,7 @@ class ThreadRuntime:
         :param safe_time: remaining time below which the lease is in danger, in seconds. Default a third of the lease.
         :returns: the heartbeats; `KeepAlive.stop` ends them, and so does leaving its ``with`` block.
         """
+        arguments.checked_callbacks(on_lost=on_lost, on_danger=on_danger)
         lease = self._core.with_term(lease)
         safe = self._core.safe_time(lease, safe_time)
         return KeepAlive(self, lease, self._core.interval(lease, interval), on_lost, on_danger, safe)
@@ -296,13 +304,8 @@ class KeepAlive:
             log.exception("The heartbeats of %s ended.", name_of(self.lease))
             end_by_error(self.lease)
         self._client._heartbeats.discard(self)
-        if self._stopped.is_set() or self._on_lost is None:
-            return
-        try:
-            self.lease.check()
-        except LockLostError as lost:
-            for lease in leases_of(self.lease):
-                self._on_lost(lease, lost)
+        if self._on_lost is not None and not self._stopped.is_set():
+            report_loss(self.lease, self._on_lost)
 
 
 class _Stopped(Exception):

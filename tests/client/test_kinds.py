@@ -317,6 +317,8 @@ WRONG = [
     ({"min_hold": -1}, "min_hold must be a finite time"),
     ({"lease": 0.005, "timeout": 0}, "lease must be at least 0.1 s, not 0.005 s"),
     ({"release_grace": timedelta(milliseconds=99)}, "release_grace must be at least 0.1 s, not 0.099 s"),
+    ({"on_busy": "x"}, "on_busy must be a function, not 'x'"),
+    ({"on_position": 5}, "on_position must be a function, not 5"),
 ]
 
 

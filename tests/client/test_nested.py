@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock import LockClient, LockDeadlockError, LockTimeoutError, LockValueError
+from airflow_dynamo_lock import Lease, LockClient, LockDeadlockError, LockTimeoutError, LockValueError
 from deployments.clients import async_lock_client
 from deployments.engines import Engine
+from deployments.patience import PATIENCE
 from tests.client.conftest import MakeClient
 
 
@@ -93,9 +95,17 @@ def test_a_task_can_declare_the_leases_that_it_holds(engine: Engine, key: str) -
     asyncio.run(in_task())
 
 
-def test_holding_must_be_a_list_of_leases(client: LockClient, key: str) -> None:
-    with pytest.raises(LockValueError, match="holding must be a list of leases"):
-        client.acquire(key, holding=["a"])  # type: ignore[list-item]
+@pytest.mark.parametrize("wrong", [["a"], "a", None, 5])
+def test_holding_must_be_a_lease_or_a_list_of_leases(client: LockClient, key: str, wrong: Any) -> None:
+    with pytest.raises(LockValueError, match="holding must be a lease or a list of leases, not"):
+        client.acquire(key, holding=wrong)
+
+
+def test_holding_may_be_a_single_lease_or_lease_set(client: LockClient, key: str) -> None:
+    for held in (client.acquire(key), client.acquire([f"{key}/a", f"{key}/b"])):
+        for lease in [held] if isinstance(held, Lease) else held:
+            with pytest.raises(LockDeadlockError, match="itself"):
+                client.acquire(lease.key, timeout=PATIENCE, holding=held)
 
 
 def test_the_block_of_another_client_does_not_count(

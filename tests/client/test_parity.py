@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,39 @@ def test_an_impossible_safe_time_is_refused(client: LockClient, key: str, wrong:
     lease = client.acquire(key)
     with pytest.raises(LockValueError, match="safe_time"):
         client.keep_alive(lease, safe_time=wrong)
+
+
+@pytest.mark.parametrize("callback", ["on_lost", "on_danger"])
+def test_a_callback_that_is_no_function_is_refused_before_the_lock_is_acquired(
+    client: LockClient, key: str, callback: str
+) -> None:
+    lease = client.acquire(key)
+    wrong: dict[str, Any] = {callback: "x"}
+    with pytest.raises(LockValueError, match=f"{callback} must be a function, not 'x'"):
+        client.keep_alive(lease, **wrong)
+    with (
+        pytest.raises(LockValueError, match=f"{callback} must be a function"),
+        client.lock(key, timeout=0, **wrong),
+    ):
+        pytest.fail("the block has started")
+
+
+def test_an_exception_of_on_lost_is_logged_and_the_next_lease_is_reported(
+    client: LockClient, elsewhere: LockClient, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reported: list[str] = []
+
+    def fails(lease: Lease, lost: LockLostError) -> None:
+        reported.append(lease.key)
+        raise RuntimeError("no")
+
+    keys = [f"{key}/a", f"{key}/b"]
+    leases = client.acquire(keys)
+    elsewhere.break_lock(keys[0], leases[keys[0]].lease_id)
+    elsewhere.break_lock(keys[1], leases[keys[1]].lease_id)
+    with client.keep_alive(leases, interval=0.05, on_lost=fails):
+        wait_until(lambda: f"The on_lost callback of the lock '{keys[1]}' failed." in caplog.text)
+    assert reported == keys
 
 
 def test_a_closed_client_sends_no_heartbeats(make_client: MakeClient, client: LockClient, key: str) -> None:

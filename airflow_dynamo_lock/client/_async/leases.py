@@ -18,6 +18,7 @@ from airflow_dynamo_lock.client.options import (
     OnLost,
 )
 from airflow_dynamo_lock.client.tasks import AsyncRuntime
+from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds
 from airflow_dynamo_lock.core.model.claim import Mode
 from airflow_dynamo_lock.core.model.errors import LockError, LockValueError
@@ -74,7 +75,7 @@ class AsyncLeases(AsyncRuntime):
         poll_interval: Seconds = 1.0,
         on_busy: Callable[[LockRecord], None] | None = None,
         on_position: Callable[[QueuePosition], None] | None = None,
-        holding: Sequence[Lease | LeaseSet] = (),
+        holding: Lease | LeaseSet | Sequence[Lease | LeaseSet] = (),
         **claim: Unpack[ClaimOptions],
     ) -> Lease | LeaseSet:
         """Wait until the lock is free or its holder is dead, and acquire it. Waiters are granted in arrival order.
@@ -91,9 +92,9 @@ class AsyncLeases(AsyncRuntime):
             another process gives up, that takes 10 s, and longer in a process that waits for more than ten locks. The
             position says about how long this waiter still waits, if that is known; a new estimate alone is no call. The
             function must not block. An exception that it raises is logged.
-        :param holding: leases that the caller does not release before this call ends, such as those of another task
-            that waits for this one. Leases of `lock` blocks of this client around the call are added. With them, the
-            wait is part of the search for deadlocks.
+        :param holding: a lease, or a list of leases, that the caller does not release before this call ends, such as
+            those of another task that waits for this one. Leases of `lock` blocks of this client around the call are
+            added. With them, the wait is part of the search for deadlocks.
         :raises LockTimeoutError: the lock was not free in time; the message names the holders.
         :raises LockDeadlockError: the holders wait, directly or through others, for what the caller holds, and the
             caller was the last one to begin waiting. The message names all locks and holders.
@@ -163,6 +164,7 @@ class AsyncLeases(AsyncRuntime):
         safe_time: Seconds | None = None,
         **options: Any,
     ) -> AsyncIterator[Any]:
+        arguments.checked_callbacks(on_lost=on_lost, on_danger=on_danger)
         lease = await self.acquire(key, **options)
         try:
             heartbeats = self.keep_alive(lease, on_lost=on_lost, on_danger=on_danger, safe_time=safe_time)

@@ -212,6 +212,13 @@ def checked_map(name: str, value: Mapping[str, Any] | None) -> Mapping[str, Any]
     return value
 
 
+def checked_callbacks(**callbacks: object) -> None:
+    """Return if each of the arguments is a function, or None."""
+    for name, value in callbacks.items():
+        if value is not None and not callable(value):
+            raise LockValueError(f"{name} must be a function, not {shown(value)}.")
+
+
 def checked_whole(name: str, value: int, least: int | None) -> int:
     """A whole number; with a `least`, from there to `LAST_MS`."""
     if isinstance(value, bool) or not isinstance(value, int):
