@@ -61,13 +61,14 @@ class Claims:
             known = ", ".join(ClaimOptions.__annotations__)
             raise LockValueError(f"There is no option {sorted(unknown)[0]!r} for a lock; there are {known}.")
         arguments.checked_flag("reentrant", options.get("reentrant", False))
+        owner = options.get("owner")
         claim = Claim.of(
             LockSpec.of(options),
             lease=self.lease,
             release_grace=self.grace,
             key=self.format.checked_key(key),
             lease_id=lease_id,
-            owner=arguments.checked_text("The owner", options.get("owner") or self.owner),
+            owner=self.owner if owner is None else arguments.checked_id("The owner", owner),
             data=data,
             about=about,
             attempt_of=attempt_of,

@@ -26,7 +26,7 @@ class ClaimOptions(LockOptions, total=False):
     lease_id: str | None
     #: Data to store with the lock. An empty map removes them; without this option they stay.
     data: Mapping[str, Any] | None
-    #: Name of the holder, for people to read. Default the client's.
+    #: Name of the holder, for people to read, of 1 to 1,024 bytes. Default the client's.
     owner: str | None
     #: Details of the holder, for people to read.
     about: Mapping[str, str]

@@ -81,7 +81,7 @@ class ClientCore:
         *,
         streams: bool = False,
     ) -> None:
-        self._owner = owner
+        self._owner = None if owner is None else arguments.checked_id("The owner", owner)
         self.lease = seconds("lease", lease)
         self.heartbeat = None if heartbeat is None else seconds("heartbeat", heartbeat)
         if self.heartbeat is not None:

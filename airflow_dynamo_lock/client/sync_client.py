@@ -13,7 +13,7 @@ class LockClient(Leases, Table):
     :param client: a boto3 DynamoDB client; make it with ``config=sdk_config()``, so that a dead network is noticed
         within seconds.
     :param table: the lock table's name.
-    :param owner: the holder's name, for people to read. Default ``host:pid``.
+    :param owner: the holder's name, for people to read, of 1 to 1,024 bytes. Default ``host:pid``.
     :param lease: how long a lease lasts after its last heartbeat, in seconds; at least 0.1.
     :param heartbeat: seconds between background heartbeats. Default a sixth of the lease.
     :param release_grace: how long a lease lasts after its release while processes are inside, in seconds; at least

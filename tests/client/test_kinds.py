@@ -319,6 +319,9 @@ WRONG = [
     ({"release_grace": timedelta(milliseconds=99)}, "release_grace must be at least 0.1 s, not 0.099 s"),
     ({"on_busy": "x"}, "on_busy must be a function, not 'x'"),
     ({"on_position": 5}, "on_position must be a function, not 5"),
+    ({"owner": "x" * 1025}, "The owner has 1 to 1024 bytes, and .* has 1025"),
+    ({"owner": ""}, "The owner has 1 to 1024 bytes, and '' has 0"),
+    ({"owner": 5}, "The owner must be text, not 5"),
 ]
 
 
@@ -339,6 +342,9 @@ def test_bad_input_is_refused_before_anything_is_sent(
     [
         ({"lease": 0.099}, "lease must be at least 0.1 s, not 0.099 s"),
         ({"release_grace": 0.001}, "release_grace must be at least 0.1 s, not 0.001 s"),
+        ({"owner": "ü" * 513}, "The owner has 1 to 1024 bytes, and .* has 1026"),
+        ({"owner": ""}, "The owner has 1 to 1024 bytes, and '' has 0"),
+        ({"owner": 5}, "The owner must be text, not 5"),
     ],
 )
 def test_a_wrong_default_of_a_client_is_refused(

@@ -125,7 +125,7 @@ def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_id(name: str, text: str) -> str:
-    """The id of a lease or a process: text that is not empty and has at most 1,024 bytes."""
+    """The id of a lease or a process, or the name of an owner: text that is not empty and has at most 1,024 bytes."""
     size = len(checked_text(name, text).encode())
     if not 0 < size <= MAX_ID_BYTES:
         raise LockValueError(f"{name} has 1 to {MAX_ID_BYTES} bytes, and {shown(text)} has {size}.")
