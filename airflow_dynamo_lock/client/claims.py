@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from airflow_dynamo_lock.client.options import ClaimOptions, Keys
 from airflow_dynamo_lock.core.model import arguments
@@ -32,16 +34,18 @@ class Claims:
     heartbeat: float | None
     grace: float
 
-    def of(self, key: Keys, options: ClaimOptions) -> list[Claim]:
+    def of(self, key: Keys, options: ClaimOptions, known: type[ClaimOptions] = ClaimOptions) -> list[Claim]:
         """The claims of a call: one, or one for each key of a set.
 
+        :param known: the options of the method, for the error of one that it does not have.
         :raises LockValueError: an option can never work.
         """
-        if isinstance(key, str) or not isinstance(key, (list, tuple)):
+        checked_options(options, known)
+        if isinstance(key, str):
             return [self._one(key, options)]
+        keys = arguments.checked_keys(key)
         if arguments.checked_flag("reentrant", options.get("reentrant", False)):
             raise LockValueError("A set of locks cannot be acquired again: reentrant is for one key.")
-        keys = arguments.checked_keys(key)
         if len(keys) > 1:
             require(self.format, Feature.SETS)
         first = self._one(keys[0], options)
@@ -57,9 +61,6 @@ class Claims:
             arguments.checked_text("A value in about", text)
         if attempt_of is not None:
             arguments.checked_text("attempt_of", attempt_of)
-        if unknown := options.keys() - ClaimOptions.__annotations__.keys():
-            known = ", ".join(ClaimOptions.__annotations__)
-            raise LockValueError(f"There is no option {sorted(unknown)[0]!r} for a lock; there are {known}.")
         arguments.checked_flag("reentrant", options.get("reentrant", False))
         owner = options.get("owner")
         claim = Claim.of(
@@ -77,6 +78,16 @@ class Claims:
         if self.heartbeat is not None:
             arguments.checked_heartbeat(self.heartbeat, claim.lease_ms / 1000)
         return checked_claim(self.format, claim)
+
+
+def checked_options(options: Mapping[str, Any], known: type[ClaimOptions]) -> None:
+    """Return if all options are among the known ones.
+
+    :raises LockValueError: one is not.
+    """
+    if unknown := options.keys() - known.__annotations__.keys():
+        names = ", ".join(known.__annotations__)
+        raise LockValueError(f"There is no option {sorted(unknown)[0]!r} for a lock; there are {names}.")
 
 
 @dataclass

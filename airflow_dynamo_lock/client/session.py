@@ -25,7 +25,7 @@ from airflow_dynamo_lock.client.leases import (
     notify_released,
     one_lease,
 )
-from airflow_dynamo_lock.client.options import AnyLease, ClaimOptions, Keys
+from airflow_dynamo_lock.client.options import AcquireOptions, AnyLease, ClaimOptions, Keys
 from airflow_dynamo_lock.core.effects import Operation, ServerClock, Sleep, Stamp, T
 from airflow_dynamo_lock.core.foreign.registry import NATIVE, format_of
 from airflow_dynamo_lock.core.liveness import Observer
@@ -168,7 +168,7 @@ class ClientCore:
     ) -> Operation[Lease | LeaseSet]:
         """Acquire, and wait for the lock if it is busy."""
         arguments.checked_callbacks(on_busy=on_busy, on_position=on_position)
-        claims = self.claims.of(key, options)
+        claims = self.claims.of(key, options, AcquireOptions)
         if options.get("reentrant") and (again := self.reentrant.again(claims[0])) is not None:
             return again
         timeout = None if timeout is None else seconds("timeout", timeout, zero=True)
@@ -193,7 +193,7 @@ class ClientCore:
             now = monotonic()
             if timeout is not None and now - begun >= timeout:
                 raise _granted_late(lease, timeout)
-            claims = self.claims.of(key, options)
+            claims = self.claims.of(key, options, AcquireOptions)
 
     def _release_late(self, lease: Lease | LeaseSet, options: ClaimOptions) -> Operation[None]:
         """Release a lease that expired before its grant arrived. Another process may hold the lock by now."""

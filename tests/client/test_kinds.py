@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
@@ -304,6 +305,11 @@ def test_a_lease_that_reclaims_is_marked_took_over(
 
 # -- refused arguments ------------------------------------------------------------------------------------------------
 
+
+def _nested(levels: int) -> list[Any]:
+    return [_nested(levels - 1)] if levels else []
+
+
 WRONG = [
     ({"slots": 3, "capacity": 2}, "3 slots can never be free in a lock with a capacity of 2"),
     ({"mode": "shared", "slots": 2, "capacity": 5}, "A shared lock has no slots to count"),
@@ -363,10 +369,12 @@ def test_the_shortest_lease_is_a_tenth_of_a_second() -> None:
     [
         (["a", "b", "a"], "name 'a' twice"),
         ([f"k{number}" for number in range(101)], "101 locks cannot be acquired together.*at most 100"),
-        ([], "needs a key, text or a list of texts, not"),
+        ([], "needs a key, which must be text or a list of texts, not"),
         (["a", ""], "must not be empty"),
         (["a", 5], "must be text, not 5"),
         ("waiting:me", "must not begin with 'waiting:'"),
+        ({"a"}, "must be text or a list of texts, not {'a'}"),
+        (5, "must be text or a list of texts, not 5"),
     ],
 )
 def test_bad_keys_are_refused_before_anything_is_sent(
@@ -376,6 +384,44 @@ def test_bad_keys_are_refused_before_anything_is_sent(
     with pytest.raises(LockValueError, match=says):
         client.try_acquire(keys)
     assert proxy.whats() == []
+
+
+def test_an_unknown_option_is_refused_with_those_of_the_method(client: LockClient, key: str) -> None:
+    wrong: dict[str, Any] = {"wait_time": 3}
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: client.try_acquire(key, **wrong), ""),
+        (lambda: client.acquire(key, **wrong), ", timeout, poll_interval, on_busy, on_position, holding"),
+        (
+            lambda: client.lock(key, **wrong).__enter__(),
+            ", timeout, poll_interval, on_busy, on_position, holding, on_lost, on_danger, safe_time",
+        ),
+    ]
+    for call, further in calls:
+        with pytest.raises(LockValueError) as refused:
+            call()
+        assert str(refused.value).startswith("There is no option 'wait_time' for a lock; there are slots, ")
+        assert str(refused.value).endswith(f", reentrant, only_existing{further}.")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"a": {1}}, "The lock's data has a value of type set, which DynamoDB cannot store: use text, "),
+        ({"a": _nested(31)}, "The lock's data has more than 31 levels of lists and maps"),
+        ({"a": 10**39 + 1}, "The lock's data has a number .*: round it, or store it as text"),
+        ({"": 1}, "The lock's data or `about` has a key that is not text, or empty"),
+        (
+            {"a": "\ud800"},
+            "The lock's data or `about` has a text that is not valid Unicode: remove the lone surrogate",
+        ),
+        ({"\ud800": 1}, "The lock's data or `about` has a key that is not valid Unicode"),
+    ],
+)
+def test_data_that_cannot_be_stored_is_named_with_advice(
+    client: LockClient, key: str, data: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(LockValueError, match=says):
+        client.try_acquire(key, data=data)
 
 
 def test_a_set_cannot_be_reentrant(client: LockClient, key: str) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, overload
 
 from airflow_dynamo_lock.client import nesting
+from airflow_dynamo_lock.client.claims import checked_options
 from airflow_dynamo_lock.client.leases import lost_in_use
 from airflow_dynamo_lock.client.options import (
     AcquireOptions,
@@ -164,6 +165,7 @@ class AsyncLeases(AsyncRuntime):
         safe_time: Seconds | None = None,
         **options: Any,
     ) -> AsyncIterator[Any]:
+        checked_options(options, HoldOptions)
         arguments.checked_callbacks(on_lost=on_lost, on_danger=on_danger)
         lease = await self.acquire(key, **options)
         try:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
 from airflow_dynamo_lock.client import nesting
+from airflow_dynamo_lock.client.claims import checked_options
 from airflow_dynamo_lock.client.leases import lost_in_use
 from airflow_dynamo_lock.client.options import (
     AcquireOptions,
@@ -165,6 +166,7 @@ class Leases(ThreadRuntime):
         safe_time: Seconds | None = None,
         **options: Any,
     ) -> Iterator[Any]:
+        checked_options(options, HoldOptions)
         arguments.checked_callbacks(on_lost=on_lost, on_danger=on_danger)
         lease = self.acquire(key, **options)
         try:

@@ -111,7 +111,7 @@ def checked_key(key: str) -> str:
 def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
     """The keys of locks to acquire together: each valid and given once, at most 100."""
     if isinstance(keys, str) or not isinstance(keys, (list, tuple)) or not keys:
-        raise LockValueError(f"A lock needs a key, text or a list of texts, not {shown(keys)}.")
+        raise LockValueError(f"A lock needs a key, which must be text or a list of texts, not {shown(keys)}.")
     for key in keys:
         checked_key(key)
     if len(set(keys)) < len(keys):

@@ -32,7 +32,7 @@ def encode(value: Any, levels: int = _LEVELS) -> dict[str, Any]:
     # The most frequent types come first, because each write encodes about fifteen values.
     match value:
         case str():
-            return {"S": _text("A text to be stored", value)}
+            return {"S": _text("text", value)}
         case bool():
             return {"BOOL": bool(value)}
         case int() | float() | Decimal():
@@ -44,12 +44,16 @@ def encode(value: Any, levels: int = _LEVELS) -> dict[str, Any]:
         case dict() | list() | tuple() | Mapping():
             if levels < 1:
                 raise LockValueError(
-                    f"DynamoDB stores at most {_LEVELS} levels of lists and maps, and these are more."
+                    f"The lock's data has more than {_LEVELS} levels of lists and maps, the most that DynamoDB "
+                    "stores: store the deeper ones as JSON text."
                 )
             if isinstance(value, (list, tuple)):
                 return {"L": [encode(each, levels - 1) for each in value]}
             return {"M": {_name(name): encode(each, levels - 1) for name, each in value.items()}}
-    raise LockValueError(f"DynamoDB cannot store a value of type {type(value).__name__}.")
+    raise LockValueError(
+        f"The lock's data has a value of type {type(value).__name__}, which DynamoDB cannot store: "
+        "use text, bytes, numbers, True, False, None, lists and maps."
+    )
 
 
 def decode(attribute: Attribute) -> Any:
@@ -89,7 +93,8 @@ def _number_text(value: float | Decimal) -> str:
         if len(digits) <= _DIGITS and _SMALLEST <= number.adjusted() <= _LARGEST:
             return str(number)
     raise LockValueError(
-        f"DynamoDB stores numbers of at most {_DIGITS} digits, from 1E{_SMALLEST} to 9.9E{_LARGEST}, and one is not."
+        f"The lock's data has a number that DynamoDB cannot store, which takes {_DIGITS} digits, from 1E{_SMALLEST} to "
+        f"9.9E{_LARGEST}: round it, or store it as text."
     )
 
 
@@ -97,14 +102,18 @@ def _text(name: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise LockValueError(f"{name} is not valid Unicode: it contains a lone surrogate.") from None
+        raise LockValueError(
+            f"The lock's data or `about` has a {name} that is not valid Unicode: remove the lone surrogate from it."
+        ) from None
     return text
 
 
 def _name(name: Any) -> str:
     if not isinstance(name, str) or not name:
-        raise LockValueError("A map's key must be text to be stored, and not empty.")
-    return _text("A map's key", name)
+        raise LockValueError(
+            "The lock's data or `about` has a key that is not text, or empty: use text that is not empty."
+        )
+    return _text("key", name)
 
 
 def _number(text: str) -> int | float:
