@@ -63,7 +63,7 @@ def subscribe(listener: Callable[[LockEvent], None]) -> None:
 
 
 def unsubscribe(listener: Callable[[LockEvent], None]) -> None:
-    """Call the function no longer."""
+    """Stop calling a listener; do nothing if it is not subscribed."""
     if listener in _listeners:
         _listeners.remove(listener)
 

@@ -1,4 +1,4 @@
-"""The package exports every class that its public methods return."""
+"""The package exports the classes that its public methods return, and the clients document their methods."""
 
 from __future__ import annotations
 
@@ -39,3 +39,21 @@ def test_returned_classes_are_exported(name: str) -> None:
     for function in functions(PUBLIC[name]):
         returned = getattr(function, "__annotations__", {}).get("return", "")
         assert set(re.findall(r"\w+", str(returned))) & CLASSES <= PUBLIC.keys(), function.__qualname__
+
+
+@pytest.mark.parametrize("name", ["LockClient", "AsyncLockClient"])
+def test_the_methods_of_the_clients_describe_their_parameters(name: str) -> None:
+    for function in functions(PUBLIC[name]):
+        signature = inspect.signature(function).parameters.keys() - {"self"}
+        kept = {"claim"} if function.__name__ in ("try_acquire", "acquire") else set()  # see `ClaimOptions`
+        described = set(re.findall(r"^ *:param (\w+):", function.__doc__ or "", re.MULTILINE))
+        assert described == signature - kept, function.__qualname__
+
+
+@pytest.mark.parametrize("name", ["LockClient", "AsyncLockClient"])
+@pytest.mark.parametrize("method", ["acquire", "lock"])
+@pytest.mark.parametrize(
+    "error", ["LockTimeoutError", "LockDeadlockError", "LockRemovedError", "LockNotFoundError"]
+)
+def test_the_methods_that_wait_document_how_a_wait_may_end(name: str, method: str, error: str) -> None:
+    assert f":raises {error}: " in inspect.unwrap(getattr(PUBLIC[name], method)).__doc__

@@ -23,7 +23,8 @@ class AsyncLockClient(AsyncLeases, AsyncTable):
     :param client: an aiobotocore DynamoDB client.
     :param streams: an aiobotocore ``dynamodbstreams`` client, with which waiters notice a release sooner.
 
-    The other parameters, the methods and their errors are those of `LockClient`.
+    The other parameters, the methods and their errors are those of `LockClient`. But `keep_alive` returns an
+    `asyncio.Task`, and `list_locks` is an asynchronous generator. Callbacks are plain functions, not coroutines.
     """
 
     async def keep_for_processes(self, lease: Lease | LeaseSet, *, interval: Seconds) -> Draining | Lost:

@@ -24,7 +24,8 @@ class ClaimOptions(LockOptions, total=False):
     #: Id of this attempt, random by default. Give your own only if a repeated call has to return the lease of the first
     #: one; it must be unique to the attempt (R7).
     lease_id: str | None
-    #: Data to store with the lock. An empty map removes them; without this option they stay.
+    #: Data to store with the lock: a map of text to text, bytes, numbers, True, False, None, lists and maps. An empty
+    #: map removes them; without this option they stay.
     data: Mapping[str, Any] | None
     #: Name of the holder, for people to read, of 1 to 1,024 bytes. Default the client's.
     owner: str | None
@@ -49,7 +50,7 @@ AnyLease = TypeVar("AnyLease", Lease, LeaseSet)
 class AcquireOptions(ClaimOptions, total=False):
     """The options of methods that wait for the lock."""
 
-    #: Maximum time to wait, in seconds; 0 tries once, None (the default) waits without a limit.
+    #: Maximum time to wait, in seconds or as timedelta; 0 tries once, None (the default) waits without a limit.
     timeout: Seconds | None
     #: Seconds between reads of the table, which all waiters of the client share. 1 by default.
     poll_interval: Seconds
@@ -65,9 +66,9 @@ class AcquireOptions(ClaimOptions, total=False):
 class HoldOptions(AcquireOptions, total=False):
     """The options of `LockClient.lock`, which also sends heartbeats."""
 
-    #: Called once when the lease is lost.
+    #: Called with the lease and the `LockLostError`, once per lost lease.
     on_lost: OnLost | None
-    #: Called each time that less than `safe_time` remains.
+    #: Called with the lease and the remaining seconds, each time that less than `safe_time` remains.
     on_danger: OnDanger | None
     #: Remaining time below which a lease is in danger, in seconds. Default a third of the lease.
     safe_time: Seconds | None

@@ -98,10 +98,9 @@ class ThreadRuntime:
 
         :param lease: a lease, or a set of leases, valid in this process: renew one from an XCom first.
         :param interval: seconds between heartbeats. Default the client's.
-        :param on_lost: called once, from that thread, when the lease is lost.
-        :param on_danger: called each time that less than `safe_time` remains, because heartbeats fail, with the
-            remaining seconds. Heartbeats are retried; the danger is over when one succeeds. An exception that it raises
-            is logged.
+        :param on_lost: called with the lease and the `LockLostError`, once per lost lease, from that thread.
+        :param on_danger: called with the lease and the remaining seconds each time that less than `safe_time` remains.
+            Heartbeats are retried; the danger is over when one succeeds. An exception that a callback raises is logged.
         :param safe_time: remaining time below which the lease is in danger, in seconds. Default a third of the lease.
         :returns: the heartbeats; `KeepAlive.stop` ends them, and so does leaving its ``with`` block.
         """

@@ -86,7 +86,8 @@ class AsyncLeases(AsyncRuntime):
 
         :param key: the lock; or a list of up to 100 locks, acquired together, all or none. A waiter for several locks
             queues for each of them, and the waiters behind it in one queue wait until it has them all.
-        :param timeout: seconds to wait at most; 0 tries once, None waits without end.
+        :param timeout: maximum time to wait, in seconds or as timedelta; 0 tries once, None (the default) waits without
+            a limit.
         :param poll_interval: seconds between reads of the table, which all waiters of this client share.
         :param on_busy: called with the record each time that a try found the lock taken.
         :param on_position: called with this waiter's position in the queue each time that it changes. If a waiter of
@@ -97,6 +98,8 @@ class AsyncLeases(AsyncRuntime):
             those of another task that waits for this one. Leases of `lock` blocks of this client around the call are
             added. With them, the wait is part of the search for deadlocks.
         :raises LockTimeoutError: the lock was not free in time; the message names the holders.
+        :raises LockRemovedError: a person removed the waiter.
+        :raises LockNotFoundError: `only_existing` is set, and the lock has no record.
         :raises LockDeadlockError: the holders wait, directly or through others, for what the caller holds, and the
             caller was the last one to begin waiting. The message names all locks and holders.
         :raises CapacityMismatchError: the lock is in use with another capacity, or in another mode.
@@ -122,7 +125,8 @@ class AsyncLeases(AsyncRuntime):
         :param key: the lock.
         :param slots: number of slots that must be free.
         :param mode: ``"shared"`` waits until a reader could acquire the lock.
-        :param timeout: seconds to wait at most; 0 looks once, None waits without end.
+        :param timeout: maximum time to wait, in seconds or as timedelta; 0 looks once, None (the default) waits without
+            a limit.
         :param poll_interval: seconds between reads of the table.
         :returns: the lock as it is then; None if it was never used.
         :raises LockTimeoutError: the slots were not free in time.
@@ -148,7 +152,11 @@ class AsyncLeases(AsyncRuntime):
 
         An exception raised in the block leaves it unchanged.
 
+        :param key: the lock; or a list of up to 100 locks, acquired together, all or none.
+        :param options: those of `acquire`, and `on_lost`, `on_danger` and `safe_time` of `keep_alive`.
         :raises LockTimeoutError: the lock was not free in time.
+        :raises LockRemovedError: a person removed the waiter.
+        :raises LockNotFoundError: `only_existing` is set, and the lock has no record.
         :raises LockDeadlockError: this wait and others would never end.
         :raises LockLostError: when the block ends: the lease was lost while it ran, so its work may have overlapped
             with a successor's. Call ``lease.check()`` in the block to learn of a loss sooner.

@@ -140,6 +140,7 @@ class AsyncTable(AsyncRuntime):
         :param key: the lock.
         :param slots: number of slots.
         :param mode: ``"shared"`` asks for a reader.
+        :returns: the lock as it is now, or None if it has no record; and whether the slots could be acquired.
         """
         return await self._run(self._core.administration.look(key, slots, mode))
 

@@ -139,6 +139,7 @@ class Table(ThreadRuntime):
         :param key: the lock.
         :param slots: number of slots.
         :param mode: ``"shared"`` asks for a reader.
+        :returns: the lock as it is now, or None if it has no record; and whether the slots could be acquired.
         """
         return self._run(self._core.administration.look(key, slots, mode))
 

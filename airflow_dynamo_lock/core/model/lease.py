@@ -172,7 +172,10 @@ class LeaseSet:
         return len(self.leases)
 
     def __getitem__(self, key: str) -> Lease:
-        """The lease of the lock `key`."""
+        """The lease of the lock `key`.
+
+        :raises KeyError: the set has no lease of that lock.
+        """
         return {lease.key: lease for lease in self.leases}[key]
 
     def __str__(self) -> str:
