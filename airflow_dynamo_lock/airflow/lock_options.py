@@ -14,7 +14,7 @@ from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.claim import LockSpec
 from airflow_dynamo_lock.core.model.errors import LockError, LockNotHeldError, LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
-from airflow_dynamo_lock.core.model.limits import RELEASE_GRACE
+from airflow_dynamo_lock.core.model.limits import MAX_ID_BYTES, RELEASE_GRACE
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 from airflow_dynamo_lock.core.model.text import shown
 
@@ -206,7 +206,8 @@ def claim_options(ti: Any, settings: LockSettings, wanted: Wanted) -> ClaimOptio
     where = f"{ti.dag_id}/{ti.run_id}/{ti.task_id}" + (f"[{ti.map_index}]" if ti.map_index >= 0 else "")
     return {
         "lease_id": str(ti.id),
-        "owner": f"{settings.deployment}/{where}",
+        # Ids of Airflow have up to 250 characters each, so the name may be too long.
+        "owner": f"{settings.deployment}/{where}".encode()[:MAX_ID_BYTES].decode(errors="ignore"),
         # The id of the DAG version tells apart deployments that have the same name.
         "attempt_of": f"{getattr(ti, 'dag_version_id', None)}/{where}",
         "about": about(ti, settings.deployment),

@@ -165,9 +165,7 @@ def report_loss(lease: Lease | LeaseSet, on_lost: OnLost) -> None:
 def _call(name: str, callback: Callable[[Lease, T], None], lease: Lease, argument: T) -> None:
     try:
         callback(lease, argument)
-    except (
-        Exception
-    ):  # the caller's own error, which must not end the monitor, nor the reports of other leases
+    except Exception:  # the caller's own error, which must not end the monitor
         log.exception("The %s callback of the lock %r failed.", name, lease.key)
 
 
