@@ -13,8 +13,9 @@ import pytest
 
 from airflow_dynamo_lock import LockClient, LockDeadlockError
 from airflow_dynamo_lock.cli.run import Child
-from deployments.engines import MotoServer
+from deployments.engines import Engine, MotoServer
 from deployments.patience import PATIENCE, wait_until
+from deployments.proxy import Proxy, Rule
 from tests.cli.conftest import DYNAMO_LOCK, TABLE, Shell, read_until, terminal
 from tests.suites import some_in_proof
 
@@ -374,11 +375,12 @@ def test_a_process_outside_the_group_outlives_the_command(shell: Shell, locks: L
 
 
 def test_a_lease_that_is_lost_before_the_start_runs_nothing(
-    shell: Shell, locks: LockClient, key: str, tmp_path: Path
+    shell: Shell, locks: LockClient, key: str, engine: Engine, tmp_path: Path
 ) -> None:
-    result = shell.run(
-        "run", "--no-wait", "--lease-duration", "0.001", key, "--", "touch", str(tmp_path / "trace")
-    )
+    slowly = Rule(lambda seen: seen.what == "acquire", lag=0.2)
+    with Proxy(engine.endpoint_url) as proxy, proxy.applying(slowly):
+        through = ("--endpoint-url", proxy.endpoint_url, "--lease-duration", "0.1")
+        result = shell.run("run", "--no-wait", *through, key, "--", "touch", str(tmp_path / "trace"))
     assert result.returncode == 3
     assert "its answer came after the lease's end" in result.stderr
     assert len(result.stderr.splitlines()) == 1
