@@ -405,15 +405,17 @@ async def use(kind: str, sdk: Any, key: str, **options: Any) -> None:
         LockClient(sdk, table=TABLE, **options).try_acquire(key)
 
 
-@pytest.mark.filterwarnings("ignore:coroutine")  # of the client that is not made
 @pytest.mark.parametrize("wrong", WRONG_CLIENTS.values(), ids=WRONG_CLIENTS.keys())
 async def test_what_is_no_client_of_the_service_is_refused(
     kind: str, key: str, wrong: Callable[[], Any]
 ) -> None:
+    sdk = wrong()
     with pytest.raises(
         LockValueError, match=r"LockClient cannot use .*client\('dynamodb', config=sdk_config"
     ):
-        await use(kind, wrong(), key)
+        await use(kind, sdk, key)
+    if coroutine := getattr(sdk, "_coro", None):  # of the client that is not made
+        coroutine.close()
 
 
 async def test_a_client_of_dynamodb_is_refused_for_locks_in_s3(kind: str, key: str) -> None:
