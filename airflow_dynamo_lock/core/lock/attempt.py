@@ -161,17 +161,14 @@ class Attempting:
         writes: dict[str, GrantWrite] = {}
         seen: dict[str, Seen] = {}
         unclear = [] if not mine else list(claims)
-        if mine:
-            # The queues are read only up to the first lock that is not free, and a removal may be noted in any of them.
-            shown = yield from self.confirming.records(claims, within)
-            for claim in claims:
-                _check_not_removed(shown[claim.key][0], claim, mine[claim.key])
-        else:
+        if not mine:
             writes = {each.key: self._first_write(each) for each in claims}
         for attempt in range(ROUNDS):
             for claim in unclear:
                 choice = yield from self._next_write(claim, seen.get(claim.key), mine.get(claim.key), within)
                 if isinstance(choice, Busy):
+                    if mine:
+                        yield from self._check_not_removed_from_any(claims, mine, within)
                     return choice
                 writes[claim.key] = choice
             try:
@@ -193,8 +190,8 @@ class Attempting:
                 ]
                 seen = {}
                 for claim in unclear:
-                    reason = replace(reply, output=reasons[claim.key])
-                    seen[claim.key] = yield from self.requests.record_after(claim.key, reason, within)
+                    shown = replace(reply, output=reasons[claim.key])
+                    seen[claim.key] = yield from self.requests.record_after(claim.key, shown, within)
                 continue
             unclear = list(claims)
             unconfirmed.update(each.key for each in claims)
@@ -203,6 +200,17 @@ class Attempting:
             if granted is not None:
                 return granted
         return _contended(claims[0])
+
+    def _check_not_removed_from_any(
+        self, claims: Sequence[Claim], mine: Mapping[str, Waiter], within: float | None
+    ) -> Operation[None]:
+        """Return unless a person has removed the claims from the queue of one of their locks (R15).
+
+        An attempt reads the queues only up to the first lock that is not free.
+        """
+        seen = yield from self.confirming.records(claims, within)
+        for claim in claims:
+            _check_not_removed(seen[claim.key][0], claim, mine[claim.key])
 
     def _first_write(self, claim: Claim) -> GrantWrite:
         """The write for a lock that was not read: most locks are free."""
