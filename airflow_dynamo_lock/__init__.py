@@ -42,7 +42,7 @@ _MODULES = {
     "LockRecord": "core.model.record",
     "LockRecordError": "core.model.errors",
     "LockRemovedError": "core.model.errors",
-    "LockSettings": "airflow.hooks",
+    "LockSettings": "airflow.settings",
     "LockState": "core.model.state",
     "LockTableError": "core.model.errors",
     "LockTimeoutError": "core.model.errors",
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 
     from airflow_dynamo_lock.airflow.alerts import LockAlert as LockAlert
     from airflow_dynamo_lock.airflow.hooks import DynamoLockHook as DynamoLockHook
-    from airflow_dynamo_lock.airflow.hooks import LockSettings as LockSettings
     from airflow_dynamo_lock.airflow.locked_function import DynamoLockOperator as DynamoLockOperator
     from airflow_dynamo_lock.airflow.operators import DynamoLockAcquireOperator as DynamoLockAcquireOperator
     from airflow_dynamo_lock.airflow.operators import (
@@ -77,6 +76,7 @@ if TYPE_CHECKING:
     )
     from airflow_dynamo_lock.airflow.operators import DynamoLockReleaseOperator as DynamoLockReleaseOperator
     from airflow_dynamo_lock.airflow.sensors import DynamoLockSensor as DynamoLockSensor
+    from airflow_dynamo_lock.airflow.settings import LockSettings as LockSettings
     from airflow_dynamo_lock.airflow.task_group import DynamoLock as DynamoLock
     from airflow_dynamo_lock.client.async_client import AsyncLockClient as AsyncLockClient
     from airflow_dynamo_lock.client.sdk import sdk_config as sdk_config

@@ -24,8 +24,8 @@ from hcl2.utils import SerializationOptions
 from packaging.specifiers import SpecifierSet
 
 from airflow_dynamo_lock import LockClient
-from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
+from airflow_dynamo_lock.airflow.settings import LockSettings
 from airflow_dynamo_lock.core.model.errors import LockTableError
 from airflow_dynamo_lock.defaults import DEFAULT_TABLE
 from deployments.engines import Engine

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.airflow import metrics
 from airflow_dynamo_lock.airflow.provider_info import CONN_TYPE, FIELDS, HIDDEN_FIELDS
-from airflow_dynamo_lock.airflow.settings import LockSettings as LockSettings
-from airflow_dynamo_lock.airflow.settings import check_is_unset
+from airflow_dynamo_lock.airflow.settings import LockSettings, check_is_unset
 from airflow_dynamo_lock.airflow.sharing import SharedClient, SharedLookups
 from airflow_dynamo_lock.airflow.versions import (
     AirflowNotFoundException,

@@ -11,7 +11,7 @@ from airflow_dynamo_lock.airflow.versions import BaseOperatorLink, XCom, conf
 from airflow_dynamo_lock.core.table.expressions import LOCK_ENTRY
 
 if TYPE_CHECKING:
-    from airflow_dynamo_lock.airflow.hooks import LockSettings
+    from airflow_dynamo_lock.airflow.settings import LockSettings
     from airflow_dynamo_lock.airflow.versions import BaseOperator
 
 #: Key of the XCom that contains the link's address.

@@ -19,7 +19,7 @@ from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition
 from airflow_dynamo_lock.core.model.text import shown
 
 if TYPE_CHECKING:
-    from airflow_dynamo_lock.airflow.hooks import LockSettings
+    from airflow_dynamo_lock.airflow.settings import LockSettings
     from airflow_dynamo_lock.client.options import ClaimOptions
     from airflow_dynamo_lock.core.model.claim import Mode
 

@@ -84,6 +84,7 @@ class LockSettings:
             raise LockValueError(
                 f'The extra of {source} must be a JSON object, such as {{"table": "airflow_locks"}}.'
             )
+        # This property also tells Airflow to mask the secrets of the extra in logs.
         return cls.of(connection.extra_dejson, source=source)
 
     @classmethod

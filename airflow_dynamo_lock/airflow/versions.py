@@ -74,7 +74,7 @@ STARTS_IN_TRIGGERER = _VERSION not in ((3, 1), (3, 2))
 RENDERS_IN_TRIGGERER = _VERSION >= (3, 3)
 
 #: Whether Airflow may retry a task that its trigger has ended as failed (3.3.1, apache/airflow pull request 71163).
-#: Earlier versions fail such a task for good.
+#: Earlier versions fail such a task for good. Where 3.3.0 is taken for a later one, that costs a worker only.
 RETRIES_AFTER_TRIGGER = _VERSION >= (3, 3)
 
 #: Whether the command ``airflow dynamo-lock`` exists. Earlier versions ignore the commands of providers.

@@ -120,7 +120,7 @@ class Settings:
 def check_keys(locks: LockClient) -> None:
     """Check the keys of a table in which no lock was found. Without this, a table with other keys looks empty.
 
-    Reads one lock, because whoever may list locks may do that, but not describe the table.
+    Reads one lock: the policy of a reader allows that, but not `DescribeTable`.
 
     :raises LockTableError: the table has other keys.
     """

@@ -11,9 +11,9 @@ import pytest
 
 from airflow_dynamo_lock import DynamoLockHook, LockClient, LockError, LockValueError
 from airflow_dynamo_lock.airflow import hooks, sharing
-from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.links import record_url
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
+from airflow_dynamo_lock.airflow.settings import LockSettings
 from airflow_dynamo_lock.core.foreign.registry import FORMATS
 from deployments.engines import REGION, Engine
 from deployments.patience import PATIENCE, until

@@ -34,9 +34,9 @@ from airflow_dynamo_lock import (
 )
 from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.decorators import dynamo_lock_task
-from airflow_dynamo_lock.airflow.hooks import LockSettings
 from airflow_dynamo_lock.airflow.operators import Acquires
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
+from airflow_dynamo_lock.airflow.settings import LockSettings
 from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger, DynamoLockSensorTrigger
 from airflow_dynamo_lock.cli.main import run_command
 from airflow_dynamo_lock.cli.options import Settings
