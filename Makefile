@@ -51,7 +51,7 @@ demo: .venv/.demo
 # Every test belongs to one of two suites: those with the marker `proof` to `make proof`, all others to `make test`.
 # An engine or a size can be marked as well, as one parameter of a test (tests/conftest.py).
 test: .venv/.dev
-	@.venv/bin/pytest --numprocesses 6 -m 'not proof'
+	@.venv/bin/pytest --numprocesses 5 -m 'not proof'
 
 # TESTS is given to pytest as it is: paths, --ignore, -k.
 TESTS ?= tests

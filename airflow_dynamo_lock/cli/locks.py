@@ -219,31 +219,35 @@ def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) 
 
     locks, console, pause = where.locks(), Console(highlight=False), seconds("--interval", interval)
 
-    def records() -> list[LockRecord]:
-        if not keys:
-            return _listed(locks, prefix, held=True)
-        return [locks.get(key) or LockRecord(key, 1, 1, {}, token=0) for key in keys]
+    def records() -> tuple[list[LockRecord], list[str]]:
+        """The locks, and an error for each damaged record."""
+        if keys:
+            return [locks.get(key) or LockRecord(key, 1, 1, {}, token=0) for key in keys], []
+        damaged: list[LockRecordError] = []
+        return _listed(locks, prefix, held=True, on_damaged=damaged.append), [str(each) for each in damaged]
 
-    def snapshots() -> Iterator[tuple[list[LockRecord], str | None]]:
+    def snapshots() -> Iterator[tuple[list[LockRecord], list[str]]]:
         """Read the locks at each interval. After a failed read, yield the last locks and the error.
 
         :raises LockError: the first read failed.
         """
-        found, outage = records(), None
+        found, errors = records()
         while True:
-            yield found, outage
+            yield found, errors
             time.sleep(pause)
             try:
-                found, outage = records(), None
+                found, errors = records()
             except LockUnavailableError as unavailable:
-                outage = str(unavailable)
+                errors = [str(unavailable)]
 
     if where.as_json or not console.is_terminal:
-        printed, reported = None, False
-        for found, outage in snapshots():  # one line per change; heartbeats do not count
-            if outage and not reported:
-                click.echo(f"dynamo-lock: {outage}", err=True)
-            reported = outage is not None
+        printed: list[dict[str, Any]] | None = None
+        reported: list[str] = []
+        for found, errors in snapshots():  # one line per change; heartbeats do not count
+            for error in errors:
+                if error not in reported:
+                    click.echo(f"dynamo-lock: {error}", err=True)
+            reported = errors
             now = [each.as_dict() for each in found]
             compared = [
                 {**each, "holders": [{**holder, "renewed_at": None} for holder in each["holders"]]}
@@ -253,9 +257,9 @@ def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) 
                 click.echo(show.json_text(now))
                 printed = compared
     with Live(console=console, auto_refresh=False, screen=True) as live:
-        for found, outage in snapshots():
+        for found, errors in snapshots():
             shown = show.table(console, show.LOCK_COLUMNS, show.lock_rows(found))
-            shown.caption = outage
+            shown.caption = "\n".join(errors)
             live.update(shown, refresh=True)
 
 

@@ -236,6 +236,28 @@ def test_list_skips_a_damaged_record_with_a_warning(
         assert listed.stderr.count(f"The record of the lock {each!r} in table") == 1
 
 
+def test_watch_reports_a_damaged_record_once(
+    shell: Shell, engine: Engine, locks: LockClient, key: str
+) -> None:
+    damaged, sdk = {"key": {"S": f"{key}/bad"}, "entry": {"S": "lock"}}, engine.client()
+    lease = locks.acquire(f"{key}/good")
+    watching = shell.start("watch", "--prefix", key, "--interval", "0.1s")
+    try:
+        assert watching.stdout
+        assert watching.stderr
+        assert json.loads(watching.stdout.readline())[0]["key"] == lease.key
+        sdk.put_item(TableName=locks.table, Item=damaged)
+        assert f"The record of the lock '{key}/bad' in table" in watching.stderr.readline()
+        assert locks.release(lease)
+        assert json.loads(watching.stdout.readline()) == []  # it has read the table again
+    finally:
+        sdk.delete_item(TableName=locks.table, Key=damaged)  # other tests list the table without a warning
+        watching.send_signal(signal.SIGINT)
+        _, err = watching.communicate(timeout=PATIENCE)
+    assert watching.returncode == 130
+    assert err.strip() == ""
+
+
 @pytest.mark.parametrize("command", ["list", "list --prefix a --held", "watch", "check a --lost-within 1h"])
 def test_a_table_with_other_keys_is_not_taken_for_one_without_locks(
     shell: Shell, other_table: str, command: str

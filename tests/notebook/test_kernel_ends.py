@@ -13,7 +13,8 @@ from airflow_dynamo_lock import LockClient
 from deployments.kernels import BODIES, ENDS, Kernel
 from deployments.patience import wait_until
 from tests.notebook.conftest import is_free
-from tests.suites import some_in_proof
+
+pytestmark = pytest.mark.proof
 
 #: A lease that is longer than a test waits, so a lock that is free was released.
 LONG = "--lease-duration 600s"
@@ -43,8 +44,8 @@ def heartbeat(locks: LockClient, key: str) -> list[str]:
     return [each.version for each in record.holders.values()] if record is not None else []
 
 
-@pytest.mark.parametrize("body", some_in_proof(BODIES, "a sleep"))
-@pytest.mark.parametrize("end", some_in_proof(ENDS, "SIGKILL"))
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("end", ENDS)
 def test_the_lock_of_a_kernel_that_ends_is_released(
     environment: dict[str, str], locks: LockClient, key: str, end: str, body: str
 ) -> None:
@@ -55,7 +56,6 @@ def test_the_lock_of_a_kernel_that_ends_is_released(
         wait_until(lambda: not holder.is_running() or holder.status() == psutil.STATUS_ZOMBIE)
 
 
-@pytest.mark.proof
 def test_the_lock_of_a_kernel_that_exits_by_itself_is_released(
     environment: dict[str, str], locks: LockClient, key: str
 ) -> None:
@@ -66,7 +66,6 @@ def test_the_lock_of_a_kernel_that_exits_by_itself_is_released(
         locks.release(locks.acquire(key, timeout=100))
 
 
-@pytest.mark.proof
 def test_a_kernel_that_ends_leaves_the_queue(
     environment: dict[str, str], locks: LockClient, key: str
 ) -> None:
@@ -103,7 +102,6 @@ def test_the_lock_stays_held_while_a_forked_child_lives(
         locks.release(locks.acquire(key, timeout=100))
 
 
-@pytest.mark.proof
 def test_the_lock_stays_held_while_another_process_of_the_kernel_lives(
     environment: dict[str, str], locks: LockClient, key: str, tmp_path: Path
 ) -> None:
