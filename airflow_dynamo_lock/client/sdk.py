@@ -6,6 +6,7 @@ R6 (typed errors): whatever is not a known success becomes a typed error, with o
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -102,10 +103,13 @@ _OTHER_KEYS = (
     "Type mismatch for key",
     "Type mismatch for attribute to update",
 )
+# Where AWS's answer to a wrong signature begins to repeat the request, with the session token (R12).
+_SIGNED_TEXT = "The Canonical String"
 # In a ValidationException: DynamoDB cannot store a value of the request.
 _BAD_VALUE = re.compile(r"ExpressionAttributeValues contains invalid value: (.*?)\.? for key :(\w+)")
 # The argument that a value comes from, by its placeholder. All other values come from this package.
 _ARGUMENTS = {"data": "`data`", "holders": "`about`", "me": "`about`"}
+_PARSERS = ("botocore.parsers", "aiobotocore.parsers")
 _NO_CREDENTIALS = (
     aws.NoCredentialsError,
     aws.PartialCredentialsError,
@@ -144,7 +148,7 @@ def answer_to(failure: Exception, request: Request, sent_at: float) -> Reply:
     if isinstance(failure, aws.ClientError):
         if failure.response["Error"]["Code"] in _REFUSED or _is_refused(failure):
             return reply(failure.response, sent_at, refused=True)
-        raise _service_error(failure, request) from failure
+        raise _service_error(failure, request) from (None if _SIGNED_TEXT in str(failure) else failure)
     error = _sdk_error(failure, request)
     # R12: a traceback shows the cause's text, so the cause is only kept if the error shows all of that text.
     raise error from (failure if str(failure) in str(error) else None)
@@ -172,7 +176,8 @@ def not_answered(request: Request) -> LockUnavailableError:
 def _service_error(failure: aws.ClientError, request: Request) -> LockError:
     code = str(failure.response["Error"]["Code"])
     # On one line: a proxy may answer with a page of its own.
-    message = readable(" ".join(str(failure.response["Error"].get("Message") or code).split()))
+    message = str(failure.response["Error"].get("Message") or code).partition(_SIGNED_TEXT)[0]
+    message = readable(" ".join(message.split()))
     metadata = failure.response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     table = _table_of(request)
@@ -220,13 +225,8 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
                 f"The record of the lock {_lock_of(request.params)} in table {table!r} cannot be updated "
                 f"({message}): another program may have damaged it; check the item before you correct or delete it."
             )
-    if code.isdigit():
-        # The SDK could not parse the response. The response is not shown: it may be a record with its `data` (R12).
-        return LockUnavailableError(
-            f"{_service(request)}'s answer to {request.action} on table {table!r} cannot be read "
-            f"(HTTP status {status}).",
-            maybe_applied=True,
-        )
+    if code.isdigit():  # the SDK could not parse the response
+        return _unreadable(request, f"HTTP status {status}")
     if code in _UNAVAILABLE or status >= 500:
         kind = LockConflictError if code in _CONFLICTS else LockUnavailableError
         return kind(
@@ -242,7 +242,24 @@ def without_password(text: str) -> str:
     return re.sub("//.*@", "//…@", text, flags=re.DOTALL)  # to the last @, which a password may contain too
 
 
+def _unreadable(request: Request, why: str) -> LockUnavailableError:
+    """The error of a response that is not shown: it may be a record with its `data` (R12)."""
+    return LockUnavailableError(
+        f"{_service(request)}'s answer to {request.action} on table {_table_of(request)!r} cannot be read ({why}).",
+        maybe_applied=True,
+    )
+
+
+def _is_from_parser(failure: Exception) -> bool:
+    """Whether the SDK raised this while it parsed a response, such as a proxy's page in another encoding."""
+    return any(
+        frame.f_globals.get("__name__") in _PARSERS for frame, _ in traceback.walk_tb(failure.__traceback__)
+    )
+
+
 def _sdk_error(failure: Exception, request: Request) -> LockError:
+    if _is_from_parser(failure):
+        return _unreadable(request, type(failure).__name__)
     text = without_password(str(failure))
     if isinstance(failure, _NO_CREDENTIALS):
         return LockAccessError(
@@ -261,6 +278,17 @@ def _sdk_error(failure: Exception, request: Request) -> LockError:
                 f"{request.action} cannot be sent to {_service(request)} ({type(unhandled).__name__}): correct the AWS "
                 "credentials if they contain a character that HTTP does not allow, such as a newline, or else the "
                 "endpoint URL."
+            )
+        if isinstance(unhandled, (FileNotFoundError, PermissionError)):
+            return LockAccessError(
+                f"{request.action} cannot be sent to {_service(request)} ({unhandled.strerror}): correct the path of "
+                "the SDK's CA bundle (`verify`, AWS_CA_BUNDLE) or client certificate."
+            )
+        if isinstance(unhandled, (AttributeError, RuntimeError, TypeError)):
+            # aiobotocore has no error of its own for this.
+            return _broken(
+                request,
+                f"{type(unhandled).__name__}; if the ``async with`` block of the SDK client has ended, make a new one",
             )
         return _broken(request, type(unhandled).__name__)
     if isinstance(failure, (aws.HTTPClientError, aws.ConnectionError)):

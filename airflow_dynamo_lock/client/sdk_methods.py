@@ -34,7 +34,7 @@ def asynchronous_method_of(client: Any, request: Request) -> Callable[..., Any]:
     :raises LockValueError: this is no aiobotocore client of the service.
     """
     method: Callable[..., Any] | None = getattr(client, xform_name(request.action), None)
-    # boto3 sends the request before its answer fails to be awaited. A wrapper of a client is no `BaseClient`.
+    # boto3 sends the request before its answer fails to be awaited. A wrapper of a client may be no `BaseClient`.
     if method is None or (isinstance(client, BaseClient) and not _is_asynchronous(client)):
         raise LockValueError(
             f"AsyncLockClient cannot use {shown(client)}: give it the client of ``async with "
@@ -45,7 +45,8 @@ def asynchronous_method_of(client: Any, request: Request) -> Callable[..., Any]:
 
 def _is_asynchronous(client: Any) -> bool:
     """Whether this is an aiobotocore client, without importing aiobotocore, which may not be installed."""
-    return any(each.__module__ == "aiobotocore.client" for each in type(client).__mro__)
+    # `__class__`, because that of a transparent proxy such as wrapt's is the client's.
+    return any(each.__module__ == "aiobotocore.client" for each in client.__class__.__mro__)
 
 
 def _service(request: Request) -> str:

@@ -89,11 +89,11 @@ class DynamoLockMagics(Magics):
             raise UsageError(
                 f"%{MAGIC} has only --help: to lock a cell, write {_CELL} KEY as its first line."
             )
-        # IPython leaves the braces if it cannot fill them in. Another cell would then hold another lock.
-        if re.search("{.*}", options["key"]):
+        # IPython leaves `{name}` and `$name` if it cannot fill them in. Another cell would then hold another lock.
+        if re.search(r"{.*}|\$\w", options["key"]):
             raise UsageError(
-                f"The key {options['key']!r} contains a name in braces that IPython could not fill in: define the name "
-                "first, or choose a key without braces."
+                f"The key {options['key']!r} contains a name in braces or behind a $ that IPython could not fill in: "
+                "define the name first, or choose a key without these characters."
             )
         body = Body(self.shell, cell)
         self._keys[options["key"]] = None

@@ -434,6 +434,32 @@ async def test_a_client_of_the_other_sdk_is_refused_before_it_sends_anything(
     assert client.get(key) is None
 
 
+class Transparent:
+    """A proxy that also shows the class of what it wraps, as those of wrapt do."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    @property
+    def __class__(self) -> Any:
+        return self._wrapped.__class__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+
+async def test_a_transparent_proxy_of_a_client_is_used_like_the_client(
+    engine: Engine, kind: str, key: str
+) -> None:
+    session: Any = aiobotocore.session.get_session()
+    async with session.create_client("dynamodb", endpoint_url=engine.endpoint_url) as asynchronous:
+        synchronous = boto3.client("dynamodb", endpoint_url=engine.endpoint_url)
+        right, wrong = (asynchronous, synchronous) if kind == "async" else (synchronous, asynchronous)
+        await use(kind, Transparent(right), key)
+        with pytest.raises(LockValueError, match="LockClient cannot use"):
+            await use(kind, Transparent(wrong), key)
+
+
 # -- what is no lease -----------------------------------------------------------------------------------------------
 
 NO_LEASES: dict[str, Any] = {

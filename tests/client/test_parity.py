@@ -76,6 +76,18 @@ def test_a_callback_that_is_no_function_is_refused_before_the_lock_is_acquired(
         pytest.fail("the block has started")
 
 
+@pytest.mark.parametrize("callback", ["on_busy", "on_position", "on_lost", "on_danger"])
+def test_a_coroutine_function_is_refused_as_a_callback(client: LockClient, key: str, callback: str) -> None:
+    async def call(*_: object) -> None: ...
+
+    wrong: dict[str, Any] = {callback: call}
+    with (
+        pytest.raises(LockValueError, match=f"{callback} must be a plain function, not the `async def`"),
+        client.lock(key, timeout=0, **wrong),
+    ):
+        pytest.fail("the block has started")
+
+
 def test_an_exception_of_on_lost_is_logged_and_the_next_lease_is_reported(
     client: LockClient, elsewhere: LockClient, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,10 +147,13 @@ def test_closing_frees_the_other_locks_if_one_release_fails(
     assert client.try_acquire(f"{key} too"), "the other lease is released"
 
 
-def test_a_block_with_an_impossible_safe_time_leaves_no_lock_behind(client: LockClient, key: str) -> None:
-    with pytest.raises(LockValueError, match="safe_time"), client.lock(key, safe_time=60):
+@pytest.mark.parametrize("wrong", ["soon", 60])
+def test_a_block_with_an_impossible_safe_time_is_refused_before_the_lock_is_acquired(
+    client: LockClient, key: str, wrong: Any
+) -> None:
+    with pytest.raises(LockValueError, match="safe_time"), client.lock(key, safe_time=wrong):
         pytest.fail("the block has started")
-    assert client.try_acquire(key)
+    assert client.get(key) is None
 
 
 def test_only_existing_refuses_a_lock_without_a_record(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+import botocore.parsers
 import pytest
 from botocore import exceptions as aws
 
@@ -257,7 +258,41 @@ def test_an_error_of_the_http_client_is_named_by_its_type_because_its_text_may_c
     error = _error(aws.HTTPClientError(error=RuntimeError("b'IQoJ-session-token' was not sent")))
 
     assert type(error) is LockUnavailableError
-    assert "(RuntimeError)" in str(error)
+    assert "(RuntimeError; if the ``async with`` block of the SDK client has ended, make a new one)" in str(
+        error
+    )
+    assert "IQoJ" not in "".join(traceback.format_exception(error))
+
+
+def test_a_missing_ca_bundle_is_an_access_error() -> None:
+    """aiobotocore reads the file when it sends the first request."""
+    error = _error(aws.HTTPClientError(error=FileNotFoundError(2, "No such file or directory")))
+
+    assert type(error) is LockAccessError
+    assert "(No such file or directory): correct the path of the SDK's CA bundle" in str(error)
+
+
+def test_an_answer_that_the_sdk_cannot_decode_may_have_been_applied() -> None:
+    """Such as the page of a proxy that does not use UTF-8."""
+    page = {"status_code": 400, "headers": {}, "body": "<html>réessayez</html>".encode("latin-1")}
+    with pytest.raises(UnicodeDecodeError) as raised:
+        botocore.parsers.create_parser("json").parse(page, None)
+    error = _error(raised.value)
+
+    assert type(error) is LockUnavailableError
+    assert error.maybe_applied
+    assert "answer to UpdateItem on table 'locks' cannot be read (UnicodeDecodeError)" in str(error)
+
+
+def test_a_refused_signature_does_not_show_the_request_that_aws_repeats() -> None:
+    message = (
+        "The request signature we calculated does not match the signature you provided.\n\nThe Canonical String for "
+        "this request should have been\n'POST\n/\n\nx-amz-security-token:IQoJ-session-token\n'"
+    )
+    error = _error(_refusal("InvalidSignatureException", message))
+
+    assert type(error) is LockAccessError
+    assert "does not match the signature you provided" in str(error)
     assert "IQoJ" not in "".join(traceback.format_exception(error))
 
 

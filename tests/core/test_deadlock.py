@@ -487,6 +487,37 @@ def test_an_interrupt_while_the_note_is_removed_leaves_no_queue_entry(world: Wor
     assert not a.host.queue.own.ids
 
 
+def test_an_exception_from_a_callback_or_a_signal_handler_leaves_no_note_and_no_queue_entry(
+    world: World,
+) -> None:
+    a, _ = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.wait_for("y")
+    a.run(world.now + 2.0)
+    assert world.record("x").holders["a/x"].waits
+    assert a.waits is not None
+
+    with pytest.raises(TimeoutError):
+        a.waits.interrupt(TimeoutError()).finish()
+
+    assert not world.record("x").holders["a/x"].waits
+    assert entries_of(world, "y") == []
+
+
+def test_in_an_outage_only_the_removal_of_the_first_note_is_waited_for(world: World) -> None:
+    a, _ = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.leases += Locker(world, "a", "w").leases + Locker(world, "a", "v").leases
+    a.wait_for("y")
+    a.run(world.now + 2.0)
+    assert a.waits is not None
+    a.waits.interrupt(KeyboardInterrupt())
+    while not erases(a.waits.effect):
+        a.waits.step()
+
+    world.faults.append(UNSENT)
+    with pytest.raises(KeyboardInterrupt):
+        a.waits.step()
+
+
 def test_the_removal_of_a_note_is_repeated_after_a_conflict(world: World) -> None:
     a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
     a.wait_for("y")

@@ -284,6 +284,26 @@ def run_a_while(host: Host, operation: Operation[None], seconds: float) -> None:
         running.step()
 
 
+def test_a_failed_attempt_is_not_repeated_at_once_although_the_lock_is_free(world: World) -> None:
+    holder, waiter = Host(world, "holder"), Host(world, "waiter")
+    holder.take()
+    waits = waiting(waiter)
+    holder.release()
+    unwoken = []
+    for _ in range(4):
+        waits.step()  # woken
+        while not (isinstance(waits.effect, Request) and waits.effect.action == "UpdateItem"):
+            waits.step()
+        world.faults.append(UNSENT)
+        waits.step()
+        assert isinstance(waits.effect, Sleep)
+        unwoken.append(waits.effect.seconds)
+        until_waiting(waits)
+    assert 0.5 <= unwoken[0] <= 1.0
+    assert unwoken[-1] == 2.0
+    assert isinstance(woken(waits), Granted)
+
+
 def test_a_waiter_item_that_could_not_be_deleted_is_deleted_later(world: World) -> None:
     holder, first, second = (Host(world, name) for name in ("holder", "first", "second"))
     holder.take()

@@ -407,6 +407,18 @@ def test_tickets_grow_even_after_a_record_was_deleted(world: World) -> None:
     assert woken(one) is not None
 
 
+def test_a_waiter_that_looks_at_its_set_reads_the_queue_of_the_busy_lock_only(world: World) -> None:
+    host = Host(world)
+    take_all(Host(world, "other"), "c")
+    waits = waiting_for(host, "abc")
+    actions = []
+    waits.step()
+    while isinstance(waits.effect, Request):
+        actions.append(waits.effect.action)
+        waits.step()
+    assert actions == ["Query", "BatchGetItem"]
+
+
 def test_a_waiter_that_was_removed_from_the_queue_of_another_lock_of_its_set_ends(world: World) -> None:
     """The poller reads only the lock that it waits for, "a"."""
     host = Host(world)

@@ -129,6 +129,7 @@ def test_readers_share_a_lock(kernel: Kernel, locks: LockClient, key: str) -> No
         ("'a", "cannot be split into options"),
         ("wh/{no_such_name}", "'wh/{no_such_name}' contains a name in braces"),
         ("'{[][0]}'", "contains a name in braces"),
+        ("wh/$no_such_name", "'wh/$no_such_name' contains a name in braces or behind a $"),
     ],
 )
 def test_a_wrong_line_is_reported_in_one_sentence(kernel: Kernel, line: str, complaint: str) -> None:

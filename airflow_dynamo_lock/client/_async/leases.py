@@ -20,7 +20,7 @@ from airflow_dynamo_lock.client.options import (
 )
 from airflow_dynamo_lock.client.tasks import AsyncRuntime
 from airflow_dynamo_lock.core.model import arguments
-from airflow_dynamo_lock.core.model.arguments import Seconds
+from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.claim import Mode
 from airflow_dynamo_lock.core.model.errors import LockError, LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
@@ -175,10 +175,13 @@ class AsyncLeases(AsyncRuntime):
     ) -> AsyncIterator[Any]:
         checked_options(options, HoldOptions)
         arguments.checked_callbacks(on_lost=on_lost, on_danger=on_danger)
+        if safe_time is not None:
+            length = seconds("lease", options.get("lease") or self._core.lease)
+            arguments.checked_safe_time(seconds("safe_time", safe_time), length)
         lease = await self.acquire(key, **options)
         try:
             heartbeats = self.keep_alive(lease, on_lost=on_lost, on_danger=on_danger, safe_time=safe_time)
-        except LockValueError:  # an option that cannot be, for this lease
+        except LockValueError:  # `safe_time` does not suit the lease that `reentrant` has found
             await self._release_at_block_end(lease)
             raise
         try:

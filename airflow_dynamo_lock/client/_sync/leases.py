@@ -21,7 +21,7 @@ from airflow_dynamo_lock.client.options import (
 )
 from airflow_dynamo_lock.client.threads import ThreadRuntime
 from airflow_dynamo_lock.core.model import arguments
-from airflow_dynamo_lock.core.model.arguments import Seconds
+from airflow_dynamo_lock.core.model.arguments import Seconds, seconds
 from airflow_dynamo_lock.core.model.claim import Mode
 from airflow_dynamo_lock.core.model.errors import LockError, LockValueError
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet
@@ -176,10 +176,13 @@ class Leases(ThreadRuntime):
     ) -> Iterator[Any]:
         checked_options(options, HoldOptions)
         arguments.checked_callbacks(on_lost=on_lost, on_danger=on_danger)
+        if safe_time is not None:
+            length = seconds("lease", options.get("lease") or self._core.lease)
+            arguments.checked_safe_time(seconds("safe_time", safe_time), length)
         lease = self.acquire(key, **options)
         try:
             heartbeats = self.keep_alive(lease, on_lost=on_lost, on_danger=on_danger, safe_time=safe_time)
-        except LockValueError:  # an option that cannot be, for this lease
+        except LockValueError:  # `safe_time` does not suit the lease that `reentrant` has found
             self._release_at_block_end(lease)
             raise
         try:

@@ -29,6 +29,9 @@ _ANSWER_WITHIN = 3.0
 # that it waits for, and a person may have removed it from the queue of another one.
 _LOOK_AT_SET_EVERY = 10.0
 
+# Longest time in seconds for which a waiter in the queue is not woken after a request that DynamoDB did not serve.
+_UNWOKEN_FOR = 2.0
+
 
 @dataclass(frozen=True)
 class Acquiring:
@@ -94,7 +97,7 @@ class Acquiring:
                 try:
                     if not mine or enqueued:
                         outcome = yield from self.attempting.try_acquire_all(
-                            claims, within=within, owns_lease_id=owns_lease_id, mine=mine
+                            claims, within=within, owns_lease_id=owns_lease_id, mine=mine, busy=claim.key
                         )
                         if not isinstance(outcome, Busy):
                             admission.answered()
@@ -143,12 +146,14 @@ class Acquiring:
                         claim = next(each for each in claims if each.key == claim.key)
                     log.warning("Waiting for the lock %r: %s", claim.key, unavailable)
                     pause = admission.pause(poll_interval, stamp.jitter, left)
-                    # The poller leaves free slots to a waiter in the queue, so it wakes that one also from this pause.
-                    now = (
-                        yield replace(wants, seconds=pause)
-                        if wants is not None and enqueued
-                        else Sleep(pause)
-                    )
+                    if wants is None or not enqueued:
+                        now = yield Sleep(pause)
+                        continue
+                    # The poller leaves free slots to a waiter in the queue, so it wakes that one also from this pause,
+                    # but not at once: DynamoDB may be refusing writes because there are too many.
+                    unwoken = min(pause / 2, _UNWOKEN_FOR)
+                    yield Sleep(unwoken)
+                    now = yield replace(wants, seconds=pause - unwoken)
                     continue
                 seconds = None if deadline is None else max(0.0, deadline - now)
                 if len(claims) > 1 and mine:
@@ -168,9 +173,9 @@ class Acquiring:
         except BaseException as failure:
             # After an error or an interrupt, the waiter does not come back, and there is time to dequeue. In an outage
             # there may be none.
-            interrupted = owns_lease_id and not isinstance(failure, (Exception, GeneratorExit))
+            stopped = owns_lease_id and not isinstance(failure, GeneratorExit)
             outage = isinstance(failure, LockUnavailableError)
-            gave_up = interrupted or (isinstance(failure, LockError) and not outage)
+            gave_up = not outage and (stopped or isinstance(failure, LockError))
             # The notes come last, because there may be another interrupt: a note that stays does no harm, but an entry
             # that stays counts as a living waiter while this process lives.
             if mine and gave_up:

@@ -23,6 +23,7 @@ from airflow_dynamo_lock.core.model.cycle import NO_WAITS, WaitGraph, is_blocked
 from airflow_dynamo_lock.core.model.errors import (
     CycleMember,
     LockAccessError,
+    LockConflictError,
     LockDeadlockError,
     LockError,
     LockUnavailableError,
@@ -118,6 +119,8 @@ class NestedWait:
                 yield from self._erase(lease)
             except LockError as failure:
                 log.debug("Could not remove the note of a wait from the lock %r: %s", lease.key, failure)
+                if isinstance(failure, LockUnavailableError) and not isinstance(failure, LockConflictError):
+                    return  # in an outage, each of the others would take as long
 
     def _look(self) -> Operation[bool]:
         """Follow the chain. Returns whether the locks seem to be free."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from inspect import iscoroutinefunction
 from typing import Any
 
 from airflow_dynamo_lock.core.model.errors import LockValueError
@@ -213,10 +214,12 @@ def checked_map(name: str, value: Mapping[str, Any] | None) -> Mapping[str, Any]
 
 
 def checked_callbacks(**callbacks: object) -> None:
-    """Return if each of the arguments is a function, or None."""
+    """Return if each of the arguments is a function, or None. Nothing would await a coroutine."""
     for name, value in callbacks.items():
         if value is not None and not callable(value):
             raise LockValueError(f"{name} must be a function, not {shown(value)}.")
+        if iscoroutinefunction(value):
+            raise LockValueError(f"{name} must be a plain function, not the `async def` {shown(value)}.")
 
 
 def checked_whole(name: str, value: int, least: int | None) -> int:
