@@ -59,6 +59,7 @@ class DynamoLockHook(BaseHook):
         """The settings of the connection, or of the configuration section.
 
         :raises LockValueError: there is no such connection, or it is not valid.
+        :raises LockUnavailableError: a secrets backend or Airflow's API server could not look it up.
         """
         try:
             connection = self.get_connection(self.dynamo_lock_conn_id)
@@ -301,7 +302,10 @@ def _as_access_error(conn_id: str) -> Iterator[None]:
 
         if not isinstance(failure, (BotoCoreError, TypeError, ValueError)):
             raise
+        from airflow_dynamo_lock.client.sdk import without_password
+
+        text = without_password(str(failure))
         raise LockAccessError(
-            f"No client can be created for the connection {conn_id!r} ({failure}): "
+            f"No client can be created for the connection {conn_id!r} ({text}): "
             "check its region, its endpoint URL and the credentials of its aws connection."
-        ) from failure
+        ) from (failure if text == str(failure) else None)

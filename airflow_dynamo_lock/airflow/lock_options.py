@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
@@ -122,6 +124,10 @@ def checked_look(slots: Any, lock_mode: Any) -> tuple[int, Mode]:
     return slots, lock_mode
 
 
+# What an f-string makes of an argument of a mapped task group, or of another reference.
+_OBJECT = re.compile(r"\b(?:MappedArgument|\w*XComArg)\(|<airflow\.[\w.]+ object at 0x")
+
+
 def _check_rendered(key: str, for_several: str) -> None:
     """Refuse the text that Python makes of a value that is no key.
 
@@ -131,6 +137,11 @@ def _check_rendered(key: str, for_several: str) -> None:
     if key == "None" or not key.strip():
         raise LockValueError(
             f"A lock's key has rendered to {shown(key)}, which names no resource: correct the template."
+        )
+    if _OBJECT.search(key):
+        raise LockValueError(
+            f"A lock's key contains the text of an object of Airflow ({shown(key)}), so it names no resource: pass the "
+            "argument itself as the key, or build the keys in a task."
         )
     if key.startswith(("[", "(", "{")):
         try:
@@ -162,7 +173,8 @@ def check_conn_id(value: Any) -> None:
 
 def is_template(value: Any) -> bool:
     """Whether the value is known only when the task runs: a template, or a reference to another task's result."""
-    return hasattr(value, "resolve") or "{{" in str(value) or "{%" in str(value)
+    is_reference = hasattr(value, "resolve") and not isinstance(value, os.PathLike)
+    return is_reference or "{{" in str(value) or "{%" in str(value)
 
 
 def optional_seconds(name: str, value: Seconds | str | None, *, zero: bool = False) -> float | None:

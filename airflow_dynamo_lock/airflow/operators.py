@@ -26,7 +26,6 @@ from airflow_dynamo_lock.airflow.last_task import (
 from airflow_dynamo_lock.airflow.links import LINK_KEY, LockRecordLink, record_url
 from airflow_dynamo_lock.airflow.versions import (
     RESUME_AFTER,
-    RETRIES_AFTER_TRIGGER,
     AirflowFailException,
     AirflowSkipException,
     BaseOperator,
@@ -76,11 +75,6 @@ def enable_start_from_trigger(
     if can_start_from_trigger(operator, arguments):
         operator.start_from_trigger = True
         operator.start_trigger_args = StartTriggerArgs(f"{_TRIGGERS}.{trigger}", resume, arguments)
-
-
-def retry_arguments(operator: BaseOperator) -> dict[str, bool]:
-    """The argument that tells a trigger whether Airflow may retry the operator after the trigger has failed it."""
-    return {"has_retries": True} if RETRIES_AFTER_TRIGGER and operator.retries else {}
 
 
 def check_early(operator: Any) -> None:
@@ -155,7 +149,7 @@ class Acquires(BaseOperator):
             arguments["on_wait"] = self.on_wait.as_json()
         if self._resume != "execute_complete":
             arguments["resume"] = True
-        return arguments | retry_arguments(self)
+        return arguments
 
     def _acquire(self, context: Context) -> tuple[LockClient, LeaseSet]:
         """Acquire the lock in this process. If the task can defer, try once, and wait in the triggerer."""
@@ -190,10 +184,12 @@ class Acquires(BaseOperator):
     def _wait_in_triggerer(self, deadline: float | None) -> NoReturn:
         from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger
 
-        arguments = self._trigger_arguments()
-        if arguments.get("resume"):
-            arguments["resume_after"] = RESUME_AFTER
-        trigger = DynamoLockAcquireTrigger(**arguments, deadline=deadline)
+        trigger = DynamoLockAcquireTrigger(
+            **self._trigger_arguments(),
+            has_retries=bool(self.retries),
+            deadline=deadline,
+            resume_after=RESUME_AFTER,
+        )
         self.defer(trigger=trigger, method_name=self._resume)
 
     def _wait_here(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
-from airflow_dynamo_lock.airflow.operators import enable_start_from_trigger, retry_arguments
-from airflow_dynamo_lock.airflow.versions import BaseSensorOperator, runs_in_dag_test
+from airflow_dynamo_lock.airflow.operators import enable_start_from_trigger
+from airflow_dynamo_lock.airflow.versions import RESUME_AFTER, BaseSensorOperator, runs_in_dag_test
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds
 from airflow_dynamo_lock.defaults import DEFAULT_CONN_ID
@@ -61,11 +61,13 @@ class DynamoLockSensor(BaseSensorOperator):
         poke_interval: Seconds | None = None,
         **kwargs: Any,
     ) -> None:
+        if poke_interval is not None:
+            arguments.seconds("poke_interval", poke_interval)
+            kwargs["poke_interval"] = poke_interval
+        super().__init__(**kwargs)
         if poke_interval is None:
             # Airflow fails the task if it is due before the executor has reported the end of the last poke.
-            poke_interval = 60.0 if kwargs.get("mode") == "reschedule" else 5.0
-        arguments.seconds("poke_interval", poke_interval)
-        super().__init__(poke_interval=poke_interval, **kwargs)
+            self.poke_interval = 60.0 if self.mode == "reschedule" else 5.0
         self.key = key
         self.slots = slots
         self.lock_mode = lock_mode
@@ -85,7 +87,7 @@ class DynamoLockSensor(BaseSensorOperator):
 
     def _trigger_arguments(self) -> dict[str, Any]:
         names = ("key", "slots", "lock_mode", "timeout", "soft_fail", "poke_interval", "dynamo_lock_conn_id")
-        return {name: lock_options.plain(getattr(self, name)) for name in names} | retry_arguments(self)
+        return {name: lock_options.plain(getattr(self, name)) for name in names}
 
     def execute(self, context: Context) -> Any:
         """Read the lock once, and continue in the triggerer if the slots are not free."""
@@ -95,7 +97,12 @@ class DynamoLockSensor(BaseSensorOperator):
             return super().execute(context)
         if self.poke(context):
             return None
-        trigger = DynamoLockSensorTrigger(**self._trigger_arguments(), deadline=time.time() + self.timeout)
+        trigger = DynamoLockSensorTrigger(
+            **self._trigger_arguments(),
+            has_retries=bool(self.retries),
+            deadline=time.time() + self.timeout,
+            resume_after=RESUME_AFTER,
+        )
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def poke(self, context: Context) -> bool:

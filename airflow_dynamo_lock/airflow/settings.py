@@ -10,12 +10,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from airflow_dynamo_lock.airflow.provider_info import CONN_TYPE, FIELDS
-from airflow_dynamo_lock.airflow.versions import conf
+from airflow_dynamo_lock.airflow.versions import conf, why_not_found
 from airflow_dynamo_lock.core.foreign.registry import FORMATS, NATIVE
 from airflow_dynamo_lock.core.model.arguments import seconds
-from airflow_dynamo_lock.core.model.errors import LockValueError
+from airflow_dynamo_lock.core.model.errors import LockUnavailableError, LockValueError
 from airflow_dynamo_lock.core.model.text import shown
 from airflow_dynamo_lock.defaults import DEFAULT_LEASE, DEFAULT_TABLE
+
+# The fields that connections of other types have. The form hides them.
+_OUTSIDE_OF_EXTRA = ("host", "schema", "login", "password", "port")
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,17 @@ class LockSettings:
         """
         source = f"the connection {conn_id!r}"
         if connection.conn_type != CONN_TYPE:
+            hint = (
+                "correct it, or use another connection"
+                if connection.conn_type
+                else "as a URI, write dynamo-lock://"
+            )
+            raise LockValueError(f"The type of {source} must be {CONN_TYPE!r}: {hint}.")
+        # Without the values: one may be a password (R12).
+        if outside := [name for name in _OUTSIDE_OF_EXTRA if getattr(connection, name, None)]:
             raise LockValueError(
-                f"The type of {source} must be {CONN_TYPE!r}: correct it, or use another connection."
+                f"The {' and the '.join(outside)} of {source} would not be used: remove it, and give the fields of a "
+                'lock table in the extra, such as {"table": "airflow_locks"}.'
             )
         try:
             is_object = isinstance(json.loads(connection.extra or "{}"), dict)
@@ -135,7 +147,7 @@ def _lease(given: Mapping[str, Any], source: str) -> float:
         # Text because the form has no field for numbers before Airflow 3.2. Python counts True as 1.
         return seconds("lease", lease if isinstance(lease, bool) else float(lease))
     except (TypeError, ValueError, OverflowError):
-        raise LockValueError(f"The lease of {source} must be a number of seconds, more than 0.") from None
+        raise LockValueError(f"The lease of {source} must be a number of seconds, at least 0.1.") from None
 
 
 def _botocore_config(given: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -161,12 +173,12 @@ def _streams(given: Mapping[str, Any], source: str) -> bool:
 def _endpoint_url(given: Mapping[str, Any], source: str) -> str | None:
     url: str | None = given.get("endpoint_url")
     try:
-        netloc = urlsplit(url or "").netloc
+        urlsplit(url or "")
     except (AttributeError, TypeError, ValueError):
         raise LockValueError(
             f"The endpoint_url of {source} must be a URL, such as http://127.0.0.1:8000."
         ) from None
-    if "@" in netloc:
+    if url and "@" in url:
         raise LockValueError(
             f"The endpoint_url of {source} contains a user name: remove the credentials, "
             "because errors show the URL."
@@ -175,16 +187,24 @@ def _endpoint_url(given: Mapping[str, Any], source: str) -> str | None:
 
 
 def check_is_unset(conn_id: str) -> None:
-    """Check that a connection that Airflow does not find is missing, not malformed.
+    """Check that a connection that Airflow does not find is missing, not malformed or out of reach.
 
-    If Airflow cannot parse the environment variable of a connection, it reports that there is no connection.
+    Airflow reports that there is no connection also if it cannot parse its environment variable, or if a secrets
+    backend or the API server does not answer.
 
     :param conn_id: id of the connection.
     :raises LockValueError: the environment has a value for it.
+    :raises LockUnavailableError: Airflow could not look it up everywhere.
     """
     variable = f"AIRFLOW_CONN_{conn_id}".upper()
     if os.environ.get(variable):
         raise LockValueError(
             f"Airflow cannot read a connection from the environment variable {variable}: correct it, for example to "
             f'{{"conn_type": "{CONN_TYPE}", "extra": {{"table": "airflow_locks"}}}}, with all fields inside of extra.'
+        )
+    if why := why_not_found(conn_id):
+        raise LockUnavailableError(
+            f"Airflow could not look up the connection {conn_id!r} ({why}): check the secrets backend, the API server, "
+            "and whether the value of the connection is valid.",
+            maybe_applied=False,
         )

@@ -11,6 +11,7 @@ Airflow may run a trigger twice at the same time, restart it, or cancel it at an
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TriggerEvent
 from airflow_dynamo_lock.airflow import lock_options, task_states
 from airflow_dynamo_lock.airflow.hooks import DynamoLockHook
 from airflow_dynamo_lock.airflow.time_line import TimeLine
+from airflow_dynamo_lock.airflow.versions import RETRIES_AFTER_TRIGGER
 from airflow_dynamo_lock.core.model.errors import LockDeadlockError, LockError, LockRemovedError
 
 # An event loop keeps no references to its tasks.
@@ -38,12 +40,17 @@ class LockTrigger(BaseTrigger):
     """Base of the triggers. It ends the task with the event of `work`; after a `LockError`, as failed.
 
     :cvar arguments: names of the constructor's arguments, which are attributes of the same names.
-    :ivar has_retries: whether Airflow may retry the task after `TaskFailedEvent`.
+    :cvar fails_for_good: the errors after which the task is not retried.
+    :ivar has_retries: whether a task that was deferred on a worker has retries.
+    :ivar resume_after: seconds from now before which the task cannot be resumed, if it was deferred on a worker. See
+        `versions.RESUME_AFTER` for the reason.
     """
 
     arguments: ClassVar[tuple[str, ...]]
+    fails_for_good: ClassVar[tuple[type[LockError], ...]] = (LockRemovedError, LockDeadlockError)
     dynamo_lock_conn_id: str
     has_retries: bool = False
+    resume_after: float = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,6 +61,17 @@ class LockTrigger(BaseTrigger):
             name: getattr(self, name) for name in self.arguments
         }
 
+    def get_template_env(self, dag: Any = None) -> Any:
+        """The environment in which the triggerer renders templates: an undefined name is an error, as in a DAG.
+
+        Without that, a part of a key would be missing, and it would be the key of another lock.
+        """
+        from jinja2 import StrictUndefined
+
+        environment = super().get_template_env(dag)
+        environment.undefined = StrictUndefined
+        return environment
+
     async def run(self) -> AsyncIterator[TriggerEvent]:
         self.time_line = TimeLine()
         preparing = asyncio.ensure_future(self._prepare())
@@ -62,7 +80,7 @@ class LockTrigger(BaseTrigger):
         finally:
             preparing.cancel()  # `work` joins what it has begun
         self.time_line.end("task state")
-        working = asyncio.ensure_future(self.work())
+        working = asyncio.ensure_future(self._event())
         orphaned = asyncio.ensure_future(task_states.until_orphaned(self.ti))
         try:
             await asyncio.wait((working, orphaned), return_when=asyncio.FIRST_COMPLETED)
@@ -71,8 +89,6 @@ class LockTrigger(BaseTrigger):
                 # again, which then waits until the task is deferred.
                 return
             event = working.result()
-        except LockError as failure:
-            event = self.failed(failure, for_good=isinstance(failure, (LockRemovedError, LockDeadlockError)))
         finally:
             working.cancel()
             orphaned.cancel()
@@ -81,16 +97,27 @@ class LockTrigger(BaseTrigger):
         self.time_line.write(self.log)
         yield event
 
-    def failed(self, failure: LockError, *, for_good: bool) -> TriggerEvent:
-        """Return the event that fails the task. The reason goes into the task's log.
+    async def _event(self) -> TriggerEvent:
+        """The event of `work`, or the one that fails the task. The reason goes into the task's log.
 
-        :param for_good: whether the task fails even if it has retries left. Only a worker can do that where
-            `versions.RETRIES_AFTER_TRIGGER`, so the task is resumed there.
+        Where `versions.RETRIES_AFTER_TRIGGER`, only a worker can fail a task that has retries left for good. So the
+        task is resumed there.
         """
-        self.log.error("%s", failure)
-        if for_good and self.has_retries:
+        started = time.monotonic()
+        try:
+            return await self.work()
+        except LockError as failure:
+            self.log.error("%s", failure)
+            if not isinstance(failure, self.fails_for_good) or not self._may_be_retried():
+                return TaskFailedEvent()
+            await asyncio.sleep(started + self.resume_after - time.monotonic())
             return TriggerEvent(lock_options.fail_for_good(failure))
-        return TaskFailedEvent()
+
+    def _may_be_retried(self) -> bool:
+        """Whether Airflow may retry the task after `TaskFailedEvent`."""
+        # Where the task has started in the triggerer, its retries may have been set after it was made: by the DAG's
+        # author, or by a cluster policy.
+        return RETRIES_AFTER_TRIGGER and bool(self.has_retries or getattr(self.task, "retries", 0))
 
     async def _prepare(self) -> None:
         """Begin to look up the connection and to create the client, if this process has none yet.

@@ -102,7 +102,10 @@ class DynamoLockAcquireTrigger(LockTrigger):
                     client, wanted, lock_options.claim_options(self.ti, settings, wanted)
                 )
                 self.time_line.end("grant")
-                await self._send_heartbeats_for(started + self.resume_after - time.monotonic(), client, held)
+                if self.resume:
+                    await self._send_heartbeats_for(
+                        started + self.resume_after - time.monotonic(), client, held
+                    )
         except LockTimeoutError as failure:
             if self.on_timeout == "fail":
                 raise
@@ -333,15 +336,16 @@ class DynamoLockSensorTrigger(LockTrigger):
 
     :param deadline: end of the waiting, in epoch seconds by this deployment's clock; None waits for `timeout`
         from now.
-    :param has_retries: see `LockTrigger`.
+    :param has_retries: see `LockTrigger`, also for `resume_after`.
 
     The other parameters are those of `DynamoLockSensor`.
     """
 
     arguments = (
         *("key", "slots", "lock_mode", "timeout", "soft_fail", "poke_interval"),
-        *("dynamo_lock_conn_id", "deadline", "has_retries"),
+        *("dynamo_lock_conn_id", "deadline", "has_retries", "resume_after"),
     )
+    fails_for_good = (*LockTrigger.fails_for_good, LockTimeoutError)  # as Airflow does for other sensors
 
     def __init__(
         self,
@@ -354,6 +358,7 @@ class DynamoLockSensorTrigger(LockTrigger):
         deadline: float | None = None,
         lock_mode: Mode = "exclusive",
         has_retries: bool = False,
+        resume_after: float = 0.0,
     ) -> None:
         super().__init__()
         self.key = key
@@ -365,6 +370,7 @@ class DynamoLockSensorTrigger(LockTrigger):
         self.dynamo_lock_conn_id = dynamo_lock_conn_id
         self.deadline = deadline
         self.has_retries = has_retries
+        self.resume_after = resume_after
 
     async def work(self) -> TriggerEvent:
         timeout = _remaining(self.timeout, self.deadline)
@@ -380,7 +386,7 @@ class DynamoLockSensorTrigger(LockTrigger):
                 )
         except LockTimeoutError as failure:
             if not self.soft_fail:
-                return self.failed(failure, for_good=True)  # as Airflow does for other sensors
+                raise
             self.log.error("%s", failure)
             return TaskSkippedEvent()
         return TaskSuccessEvent()

@@ -104,9 +104,9 @@ def can_start_from_trigger(operator: BaseOperator, arguments: Any) -> bool:
     """Whether the scheduler can defer `operator` by itself, so that waiting needs no worker.
 
     The triggerer of Airflow 3.0 renders no templates. That of Airflow 3.3 renders them without the DAG's own
-    macros and filters and without XComs. No triggerer resolves references to the results of other tasks, or
-    to the arguments of a mapped task group. If `arguments` need any of these, the operator has to start on a
-    worker.
+    macros, filters and settings of Jinja, and without XComs. No triggerer resolves references to the results of
+    other tasks, or to the arguments of a mapped task group. If `arguments` need any of these, the operator has to
+    start on a worker.
 
     :param operator: the operator, with its DAG if it has one.
     :param arguments: the arguments of its trigger.
@@ -118,12 +118,51 @@ def can_start_from_trigger(operator: BaseOperator, arguments: Any) -> bool:
     values = list(_leaves(arguments))
     if any(isinstance(value, ResolveMixin) for value in values):
         return False
-    if not RENDERS_IN_TRIGGERER:
-        return not any("{{" in str(value) or "{%" in str(value) for value in values)
-    dag = operator.get_dag() if operator.has_dag() else None
-    if dag is not None and (dag.user_defined_macros or dag.user_defined_filters):
+    templates = [text for text in map(str, values) if "{{" in text or "{%" in text]
+    if not templates or not RENDERS_IN_TRIGGERER:
+        return not templates
+    if operator.has_dag() and _has_own_jinja(operator.get_dag()):
         return False
-    return not any("xcom" in str(value) for value in values)
+    return not any("xcom" in text for text in templates)
+
+
+def _has_own_jinja(dag: Any) -> bool:
+    """Whether a DAG renders its templates in another way than `LockTrigger` does."""
+    from jinja2 import StrictUndefined
+
+    return bool(
+        dag.user_defined_macros
+        or dag.user_defined_filters
+        or dag.render_template_as_native_obj
+        or dag.jinja_environment_kwargs
+        or dag.template_undefined is not StrictUndefined
+    )
+
+
+def why_not_found(conn_id: str) -> str | None:
+    """Why Airflow has not found a connection, if it could not look everywhere. None: there is no such connection.
+
+    Airflow goes on after each error of a secrets backend, and takes most errors of its API server for a missing
+    connection.
+    """
+    from airflow.sdk.execution_time import comms, supervisor, task_runner
+
+    for backend in supervisor.ensure_secrets_backend_loaded():
+        try:
+            found = backend.get_connection(conn_id=conn_id)
+        except NotImplementedError:  # this backend has no connections
+            continue
+        except Exception as failure:  # its text may contain the connection
+            return f"{type(backend).__name__}: {type(failure).__name__}"
+        if found is not None:
+            return f"{type(backend).__name__} has answered the second request only"
+    requests = getattr(task_runner, "SUPERVISOR_COMMS", None)
+    if requests is None:  # not in a process that asks the API server
+        return None
+    answer: Any = requests.send(comms.GetConnection(conn_id=conn_id))
+    if not isinstance(answer, comms.ErrorResponse):
+        return "the API server has answered the second request only"
+    return None if answer.error.name == "CONNECTION_NOT_FOUND" else f"API server: {answer.error.value}"
 
 
 def notifies_async(notifier: Any) -> bool:

@@ -221,10 +221,17 @@ def watch(where: Settings, keys: tuple[str, ...], prefix: str, interval: float) 
 
     def records() -> tuple[list[LockRecord], list[str]]:
         """The locks, and an error for each damaged record."""
-        if keys:
-            return [locks.get(key) or LockRecord(key, 1, 1, {}, token=0) for key in keys], []
         damaged: list[LockRecordError] = []
-        return _listed(locks, prefix, held=True, on_damaged=damaged.append), [str(each) for each in damaged]
+        if not keys:
+            found = _listed(locks, prefix, held=True, on_damaged=damaged.append)
+        else:
+            found = []
+            for key in keys:
+                try:
+                    found.append(locks.get(key) or LockRecord(key, 1, 1, {}, token=0))
+                except LockRecordError as error:
+                    damaged.append(error)
+        return found, [str(each) for each in damaged]
 
     def snapshots() -> Iterator[tuple[list[LockRecord], list[str]]]:
         """Read the locks at each interval. After a failed read, yield the last locks and the error.

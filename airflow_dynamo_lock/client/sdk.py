@@ -239,7 +239,9 @@ def _service_error(failure: aws.ClientError, request: Request) -> LockError:
 
 def without_password(text: str) -> str:
     """A text of the SDK without the user name and the password of a URL in it (R12)."""
-    return re.sub("//.*@", "//…@", text, flags=re.DOTALL)  # to the last @, which a password may contain too
+    # To the last @, which a password may contain too.
+    shorter, found = re.subn("//.*@", "//…@", text, flags=re.DOTALL)
+    return shorter if found else re.sub(r"\S*:.*@", "…@", text, flags=re.DOTALL)
 
 
 def _unreadable(request: Request, why: str) -> LockUnavailableError:

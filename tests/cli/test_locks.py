@@ -250,6 +250,11 @@ def test_watch_reports_a_damaged_record_once(
         assert f"The record of the lock '{key}/bad' in table" in watching.stderr.readline()
         assert locks.release(lease)
         assert json.loads(watching.stdout.readline()) == []  # it has read the table again
+        also = shell.start("watch", f"{key}/bad", lease.key, "--interval", "0.1s")
+        assert also.stdout
+        assert json.loads(also.stdout.readline())[0]["key"] == lease.key
+        also.send_signal(signal.SIGINT)
+        assert f"The record of the lock '{key}/bad' in table" in also.communicate(timeout=PATIENCE)[1]
     finally:
         sdk.delete_item(TableName=locks.table, Key=damaged)  # other tests list the table without a warning
         watching.send_signal(signal.SIGINT)
@@ -649,6 +654,7 @@ def test_an_empty_variable_does_not_select_the_default_table(shell: Shell, key: 
     assert "cannot be the name of the lock table" in stderr_of(
         shell("acquire", key, DYNAMO_LOCK_TABLE=""), USAGE
     )
+    assert "DYNAMO_LOCK_CONN_ID is empty" in stderr_of(shell("acquire", key, DYNAMO_LOCK_CONN_ID=""), USAGE)
 
 
 def test_a_port_that_cannot_be_is_reported(shell: Shell) -> None:

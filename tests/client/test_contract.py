@@ -440,7 +440,7 @@ class Transparent:
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return self._wrapped.__class__
 

@@ -275,8 +275,9 @@ def test_a_missing_ca_bundle_is_an_access_error() -> None:
 def test_an_answer_that_the_sdk_cannot_decode_may_have_been_applied() -> None:
     """Such as the page of a proxy that does not use UTF-8."""
     page = {"status_code": 400, "headers": {}, "body": "<html>réessayez</html>".encode("latin-1")}
+    shape: Any = None
     with pytest.raises(UnicodeDecodeError) as raised:
-        botocore.parsers.create_parser("json").parse(page, None)
+        botocore.parsers.create_parser("json").parse(page, shape)
     error = _error(raised.value)
 
     assert type(error) is LockUnavailableError

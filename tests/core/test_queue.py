@@ -301,7 +301,8 @@ def test_a_failed_attempt_is_not_repeated_at_once_although_the_lock_is_free(worl
         until_waiting(waits)
     assert 0.5 <= unwoken[0] <= 1.0
     assert unwoken[-1] == 2.0
-    assert isinstance(woken(waits), Granted)
+    granted: object = until_waiting(waits.step()).finish()
+    assert isinstance(granted, Granted)
 
 
 def test_a_waiter_item_that_could_not_be_deleted_is_deleted_later(world: World) -> None:

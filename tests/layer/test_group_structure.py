@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, TaskGroup, task, task_group
@@ -24,6 +26,7 @@ from airflow_dynamo_lock import (
 )
 from airflow_dynamo_lock.airflow import lock_options
 from airflow_dynamo_lock.airflow.guard import EnterLease
+from airflow_dynamo_lock.airflow.triggers import DynamoLockAcquireTrigger
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, STARTS_IN_TRIGGERER
 
 
@@ -222,6 +225,61 @@ def test_a_dag_with_macros_of_its_own_renders_on_a_worker() -> None:
     with DAG("dag", user_defined_macros={"table": "x"}) as dag, DynamoLock("{{ table }}"):
         step("a")
     assert not dag.get_task("lock.acquire").start_from_trigger
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"render_template_as_native_obj": True},
+        {"template_undefined": jinja2.Undefined},
+        {"jinja_environment_kwargs": {"extensions": ["jinja2.ext.do"]}},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+@pytest.mark.parametrize("key", ["k", "{{ params.tables }}"])
+def test_a_dag_with_settings_of_jinja_renders_on_a_worker(settings: dict[str, Any], key: str) -> None:
+    with DAG("dag", **settings) as dag, DynamoLock(key):
+        step("a")
+    assert dag.get_task("lock.acquire").start_from_trigger is (STARTS_IN_TRIGGERER and key == "k")
+
+
+def test_an_undefined_name_in_a_key_is_an_error_in_the_triggerer_too() -> None:
+    key = "warehouse/{{ tabel }}"
+    with DAG("dag"):
+        operator = DynamoLockAcquireOperator(task_id="a", key=key)
+    assert operator.start_from_trigger is RENDERS_IN_TRIGGERER
+    if not RENDERS_IN_TRIGGERER:
+        return
+    trigger = DynamoLockAcquireTrigger(key=key)
+    trigger.template_fields = ("key",)
+    context: Any = {}
+    with pytest.raises(jinja2.UndefinedError, match="'tabel' is undefined"):
+        trigger.render_template_fields(context)
+
+
+def test_an_object_in_the_text_of_a_key_is_an_error() -> None:
+    def mapped() -> None:
+        @task_group
+        def per(table: str) -> None:
+            with DynamoLock(f"warehouse/{table}"):
+                step("a")
+
+        per.expand(table=["x", "y"])
+
+    with DAG("dag", params={"table": "x"}) as dag:
+        with pytest.raises(LockValueError, match="contains the text of an object of Airflow"):
+            mapped()
+        with pytest.raises(LockValueError, match="pass the argument itself as the key"):
+            DynamoLockSensor(task_id="s", key=f"warehouse/{dag.param('table')}")
+        with pytest.raises(LockValueError, match="must be text"):
+            DynamoLockAcquireOperator(task_id="p", key=Path("/data/x"))
+
+
+def test_a_sensor_in_reschedule_mode_looks_once_a_minute() -> None:
+    with DAG("dag", default_args={"mode": "reschedule"}):
+        assert DynamoLockSensor(task_id="a", key="k", deferrable=False).poke_interval == 60.0
+        assert DynamoLockSensor(task_id="b", key="k", mode="poke", deferrable=False).poke_interval == 5.0
+        assert DynamoLockSensor(task_id="c", key="k", poke_interval=7, deferrable=False).poke_interval == 7.0
 
 
 def test_a_mapped_acquire_starts_on_a_worker() -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import traceback
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import ErrorType
+from airflow.sdk.execution_time import comms, supervisor, task_runner
 
-from airflow_dynamo_lock import DynamoLockHook, LockClient, LockError, LockValueError
+from airflow_dynamo_lock import DynamoLockHook, LockClient, LockError, LockUnavailableError, LockValueError
 from airflow_dynamo_lock.airflow import hooks, sharing
 from airflow_dynamo_lock.airflow.links import record_url
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
-from airflow_dynamo_lock.airflow.settings import LockSettings
+from airflow_dynamo_lock.airflow.settings import LockSettings, check_is_unset
 from airflow_dynamo_lock.core.foreign.registry import FORMATS
 from deployments.engines import REGION, Engine
 from deployments.patience import PATIENCE, until
@@ -62,6 +66,43 @@ def test_a_connection_named_in_a_dag_must_exist() -> None:
         _ = DynamoLockHook("missing").settings
 
 
+class Vault:
+    """A secrets backend that does not answer."""
+
+    def get_connection(self, conn_id: str) -> None:
+        raise ConnectionError("https://vault.internal?token=hunter2")
+
+
+@pytest.mark.parametrize("conn_id", ["dynamo_lock_default", "other"])
+def test_a_connection_that_a_secrets_backend_could_not_look_up_selects_no_other_table(
+    monkeypatch: pytest.MonkeyPatch, conn_id: str
+) -> None:
+    def backends() -> list[Any]:
+        return [Vault()]
+
+    monkeypatch.setattr(supervisor, "ensure_secrets_backend_loaded", backends)
+    with pytest.raises(
+        LockUnavailableError, match=rf"look up the connection '{conn_id}' \(Vault: Conn"
+    ) as raised:
+        check_is_unset(conn_id)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("error", ["CONNECTION_NOT_FOUND", "API_SERVER_ERROR", "GENERIC_ERROR"])
+def test_a_connection_that_the_api_server_could_not_look_up_selects_no_other_table(
+    monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    def send(_: Any) -> comms.ErrorResponse:
+        return comms.ErrorResponse(error=ErrorType[error], detail={"status_code": 503})
+
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(send=send), raising=False)
+    if error == "CONNECTION_NOT_FOUND":
+        check_is_unset("dynamo_lock_default")
+        return
+    with pytest.raises(LockUnavailableError, match=rf"could not look up .* \(API server: {error}\)"):
+        check_is_unset("dynamo_lock_default")
+
+
 # Airflow refuses such an extra itself where it reads connections as those of its database, as in Airflow 3.0.
 _NO_OBJECT = "extra of {connection} must be a JSON object|cannot read a connection from .* {variable}: "
 
@@ -79,6 +120,15 @@ _NO_OBJECT = "extra of {connection} must be a JSON object|cannot read a connecti
         ('{"conn_type": "dynamo_lock", "extra": "\\"t\\""}', _NO_OBJECT),
         ('{"conn_type": "aws", "extra": {"table": "t"}}', "type of {connection} must be 'dynamo_lock'"),
         ('{"extra": {"table": "t"}}', "type of {connection} must be 'dynamo_lock'"),
+        (
+            "dynamo_lock://?table=t",
+            "type of {connection} must be 'dynamo_lock': as a URI, write dynamo-lock://",
+        ),
+        (
+            "dynamo-lock://t",
+            "The host of {connection} would not be used: remove it, and give .* in the extra",
+        ),
+        ('{"conn_type": "dynamo_lock", "password": "t"}', "The password of {connection} would not be used"),
         # Airflow takes what does not begin with a brace for a URL.
         (
             '"conn_type": "dynamo_lock", "extra": {"table": "t"}}',
@@ -120,6 +170,7 @@ def test_empty_fields_of_a_connection_are_those_that_the_form_left_empty(
         {"lease": "long"},
         {"lease": -1},
         {"lease": True},
+        {"lease": 0.01},
         {"lease": 10**400},
         {"endpoint_url": "http://[::1"},
         {"endpoint_url": 8000},
@@ -136,6 +187,24 @@ def test_the_error_of_an_invalid_connection_names_it(
     connect(monkeypatch, **extra)
     with pytest.raises(LockValueError, match="'dynamo_lock_default'"):
         _ = DynamoLockHook().settings
+
+
+@pytest.mark.parametrize(
+    "url", ["admin:hunter2@proxy:8000", "http:/u:hunter2@proxy", "http://u:hunter2@proxy"]
+)
+def test_a_password_in_an_endpoint_url_is_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    connect(monkeypatch, endpoint_url=url)
+    with pytest.raises(LockValueError, match="contains a user name") as refused:
+        DynamoLockHook().get_conn()
+    aws = {"conn_type": "aws", "extra": {"endpoint_url": url}}
+    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(aws))
+    connect(monkeypatch, region_name="eu-central-1")
+    with pytest.raises(LockError) as failed:
+        DynamoLockHook().get_conn().get("k")
+    for each in (refused, failed):
+        assert "hunter2" not in "".join(traceback.format_exception(each.value))
 
 
 def test_the_test_button_checks_the_table(monkeypatch: pytest.MonkeyPatch, locks: LockClient) -> None:

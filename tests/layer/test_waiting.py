@@ -218,7 +218,7 @@ async def test_a_sensor_waits_for_its_lock_mode(locks: LockClient, key: str, loc
         sensor = DynamoLockSensor(task_id="sees", key=key, lock_mode=lock_mode, timeout=0.1)
     context: Any = {}
     assert await asyncio.to_thread(sensor.poke, context) is (lock_mode == "shared")
-    event = await DynamoLockSensorTrigger(**sensor._trigger_arguments()).work()
+    event = await DynamoLockSensorTrigger(**sensor._trigger_arguments())._event()
     assert type(event).__name__ == ("TaskSuccessEvent" if lock_mode == "shared" else "TaskFailedEvent")
 
 
@@ -377,7 +377,8 @@ def test_a_removed_waiter_fails_without_a_retry_in_the_triggerer(
 ) -> None:
     """Where Airflow retries a task after `TaskFailedEvent`, a task that has retries fails on a worker."""
     with DAG("dag"):
-        operator = DynamoLockAcquireOperator(task_id="waits", key=key, retries=retries)
+        operator = DynamoLockAcquireOperator(task_id="waits", key=key)
+        operator.retries = retries  # as a cluster policy does
 
     async def at_once(_: Any) -> None: ...
 
@@ -397,6 +398,7 @@ def test_a_removed_waiter_fails_without_a_retry_in_the_triggerer(
     async def events() -> list[Any]:
         trigger = DynamoLockAcquireTrigger(**operator._trigger_arguments())
         trigger.task_instance = task_instance("waits")
+        trigger.task_instance.task = operator
         return [each async for each in trigger.run()]
 
     (event,) = asyncio.run(events())

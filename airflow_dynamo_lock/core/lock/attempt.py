@@ -72,8 +72,7 @@ class Attempting:
             applied, this process releases the leases (R5), and may continue with a new lease id. False if another
             process may run the same attempt, as two processes of Airflow may.
         :param mine: the caller's entries in the queues, by key.
-        :param busy: key of the lock that was last found busy. A waiter looks at it first, which saves reads if it still
-            is.
+        :param busy: key of the lock that was last found busy. A waiter looks at it first, which saves reads.
         :raises CapacityMismatchError: a lock is in use with another capacity or mode.
         :raises LockNotFoundError: a lock has no record, and the claim is for existing locks only.
         :raises LockRemovedError: a person removed the claim's entry from a queue.
