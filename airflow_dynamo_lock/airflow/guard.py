@@ -24,6 +24,7 @@ from airflow_dynamo_lock.airflow.versions import (
     end_process,
     has_ended,
     is_talking_to_supervisor,
+    run_hook,
     runs_in_dag_test,
     task_runner_frame,
 )
@@ -329,7 +330,11 @@ class EnterLease:
         held = lock_options.from_result(result, self.acquire_task_id)
         conn_id = ti.task.render_template(self.dynamo_lock_conn_id, context)
         guard = Guard(DynamoLockHook(conn_id).get_conn(), held, ti.task, self.acquire_task_id)
-        guard.enter()
+        try:
+            guard.enter()
+        except LockLostError:
+            log.error("Only %r acquires the lock again: clear it too.", self.acquire_task_id)
+            raise
         guard.show_leases(context)
         if self.then is not None:
-            self.then(context)
+            run_hook(self.then, context)

@@ -17,8 +17,8 @@ from airflow_dynamo_lock.core.model.errors import LockUnavailableError, LockValu
 from airflow_dynamo_lock.core.model.text import shown
 from airflow_dynamo_lock.defaults import DEFAULT_LEASE, DEFAULT_TABLE
 
-# The fields that connections of other types have. The form hides them.
-_OUTSIDE_OF_EXTRA = ("host", "schema", "login", "password", "port")
+# Fields of other connection types in which a table's name may be by mistake. The form hides them.
+_OUTSIDE_OF_EXTRA = ("host", "schema")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,6 @@ class LockSettings:
                 else "as a URI, write dynamo-lock://"
             )
             raise LockValueError(f"The type of {source} must be {CONN_TYPE!r}: {hint}.")
-        # Without the values: one may be a password (R12).
         if outside := [name for name in _OUTSIDE_OF_EXTRA if getattr(connection, name, None)]:
             raise LockValueError(
                 f"The {' and the '.join(outside)} of {source} would not be used: remove it, and give the fields of a "

@@ -13,7 +13,7 @@ succeeds, its process releases the lease as it exits, sooner than Airflow can st
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +174,7 @@ class DynamoLock(LockGroup):
             if isinstance(task, (BaseOperator, MappedOperator)) and not isinstance(task, _LOCK_OPERATORS)
         }
         for task in tasks.values():
+            self._check_guardable(task, tasks.keys())
             if not tasks.keys() & task.upstream_task_ids:
                 self.acquire >> task
             if not tasks.keys() & task.downstream_task_ids:
@@ -195,6 +196,27 @@ class DynamoLock(LockGroup):
                     callbacks = task.on_success_callback or []
                     users = callbacks if isinstance(callbacks, Sequence) else [callbacks]
                     task.on_success_callback = [*users, release_if_last]
+
+    def _check_guardable(self, task: Any, tasks: Set[str]) -> None:
+        """Check a task of the block.
+
+        :param tasks: the ids of all tasks of the block.
+        :raises LockValueError: no guard would run in it, or it would skip `release` while others run.
+        """
+        kind = task.operator_class if isinstance(task, MappedOperator) else type(task)
+        kinds = {each.__name__ for each in kind.__mro__}
+        if "_StubOperator" in kinds:
+            raise LockValueError(
+                f"The stub task {task.task_id!r} cannot be in a lock group, because it runs without Python, and "
+                "nothing would stop it when the lock is lost: acquire the lock in its own program."
+            )
+        if "BranchMixIn" not in kinds or tasks & task.downstream_task_ids:
+            return
+        if beside := tasks - task.get_flat_relative_ids(upstream=True) - {task.task_id}:
+            raise LockValueError(
+                f"The branch {task.task_id!r} would skip the release of its lock group while {min(beside)!r} may still "
+                "run: put a task behind the branch in the with block, such as an EmptyOperator."
+            )
 
     def _enter(self, mapped: bool, pre_execute: Any) -> EnterLease:
         """The callback that enters the lease, and then calls the task's own ``pre_execute``."""

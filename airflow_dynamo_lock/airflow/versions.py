@@ -28,6 +28,8 @@ from airflow.sdk.bases.decorator import task_decorator_factory as task_decorator
 from airflow.sdk.definitions.mappedoperator import MappedOperator as MappedOperator
 from airflow.sdk.execution_time.xcom import XCom as XCom
 
+from airflow_dynamo_lock.log import log
+
 if TYPE_CHECKING:
     from airflow.sdk import BaseHook as BaseHook
     from airflow.sdk.configuration import conf as conf
@@ -163,6 +165,14 @@ def why_not_found(conn_id: str) -> str | None:
     if not isinstance(answer, comms.ErrorResponse):
         return "the API server has answered the second request only"
     return None if answer.error.name == "CONNECTION_NOT_FOUND" else f"API server: {answer.error.value}"
+
+
+def run_hook(hook: Callable[[Any], Any], context: Any) -> None:
+    """Call a task's ``pre_execute`` as Airflow does, which also supports generator functions that yield metadata."""
+    from airflow.sdk.execution_time.callback_runner import create_executable_runner
+    from airflow.sdk.execution_time.context import context_get_outlet_events
+
+    create_executable_runner(hook, context_get_outlet_events(context), logger=log).run(context)
 
 
 def notifies_async(notifier: Any) -> bool:

@@ -212,6 +212,7 @@ def _load() -> ModuleType:
     versions.end_process = lambda: _task().exit()
     versions.has_ended = lambda thread: thread.has_ended
     versions.is_talking_to_supervisor = lambda thread: thread.process.true_now < thread.talks_until
+    versions.run_hook = lambda hook, context: hook(context)
     versions.runs_in_dag_test = lambda: False
     versions.task_runner_frame = getcurrent
     package = "airflow_dynamo_lock.airflow"

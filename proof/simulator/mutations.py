@@ -956,7 +956,7 @@ MUTATIONS = {
         "queue: a waiter that is cancelled leaves the queue before it ends",
         _edited(
             acquire.Acquiring.acquire_all,
-            ("not isinstance(failure, (Exception, GeneratorExit))", "isinstance(failure, KeyboardInterrupt)"),
+            ("not isinstance(failure, GeneratorExit)", "isinstance(failure, KeyboardInterrupt)"),
         ),
         test="tests/core/test_queue.py::test_an_interrupted_waiter_leaves_the_queue_before_it_ends",
     ),

@@ -610,4 +610,5 @@ def test_a_queued_waiter_can_be_woken_from_the_pause_after_a_failed_attempt(worl
     waits = until_waiting(Host(world, "waiter").start_acquire())
     waits.step()
     world.faults.append(UNSENT)
+    assert isinstance(waits.step().effect, Sleep)
     assert isinstance(waits.step().effect, WaitForSlots)

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 import pytest
 from airflow.providers.standard.operators.bash import BashOperator
+from airflow.providers.standard.operators.python import BranchPythonOperator
 from airflow.sdk import DAG, TaskGroup, task, task_group
 
 from airflow_dynamo_lock import (
@@ -255,6 +256,50 @@ def test_an_undefined_name_in_a_key_is_an_error_in_the_triggerer_too() -> None:
     context: Any = {}
     with pytest.raises(jinja2.UndefinedError, match="'tabel' is undefined"):
         trigger.render_template_fields(context)
+
+
+def branch(task_id: str) -> BranchPythonOperator:
+    return BranchPythonOperator(task_id=task_id, python_callable=lambda: "a")
+
+
+def a_branch_beside_another_task() -> None:
+    with DynamoLock("k"):
+        step("first")
+        branch("choose")
+
+
+def a_stub() -> None:
+    with DynamoLock("k"):
+
+        @task.stub(queue="native")
+        def native() -> None: ...
+
+        native()
+
+
+def test_a_branch_at_the_end_of_a_group_may_not_skip_release_while_others_run() -> None:
+    with (
+        DAG("dag"),
+        pytest.raises(LockValueError, match=r"'lock.choose' would skip .* while 'lock.first' may"),
+    ):
+        a_branch_beside_another_task()
+    with DAG("dag") as dag:
+        with DynamoLock("y", group_id="after_all"):
+            step("first") >> branch("choose")
+        with DynamoLock("z", group_id="inside"):
+            step("first")
+            branch("choose") >> step("last")
+    assert dag.get_task("after_all.choose").downstream_task_ids == {"after_all.release"}
+
+
+def test_a_stub_task_cannot_be_guarded() -> None:
+    # Airflow 3.0 has no such tasks.
+    expected = LockValueError if hasattr(task, "stub") else AttributeError
+    with (
+        DAG("dag"),
+        pytest.raises(expected, match=r"The stub task 'lock.native' cannot be in a lock group|stub"),
+    ):
+        a_stub()
 
 
 def test_an_object_in_the_text_of_a_key_is_an_error() -> None:

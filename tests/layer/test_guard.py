@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from airflow_dynamo_lock import LockClient, LockLostError, LockNotHeldError
 from airflow_dynamo_lock.airflow import guard, lock_options
 from airflow_dynamo_lock.airflow.guard import Guard
+from airflow_dynamo_lock.airflow.versions import run_hook
 from airflow_dynamo_lock.client import held
 from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.model.lease import Lease
@@ -300,3 +302,15 @@ def test_the_leases_of_a_guard_that_left_are_not_in_the_environment(
 def test_without_an_acquired_lease_no_task_starts(result: object) -> None:
     with pytest.raises(LockNotHeldError, match=r"'lock\.acquire' has acquired no lease in this run"):
         lock_options.from_result(result, "lock.acquire")
+
+
+def test_a_pre_execute_that_is_a_generator_function_runs() -> None:
+    ran = []
+
+    def hook(_: Any) -> Iterator[None]:
+        ran.append(True)
+        yield
+
+    context: Any = {}
+    run_hook(hook, context)
+    assert ran

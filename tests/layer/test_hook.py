@@ -128,7 +128,7 @@ _NO_OBJECT = "extra of {connection} must be a JSON object|cannot read a connecti
             "dynamo-lock://t",
             "The host of {connection} would not be used: remove it, and give .* in the extra",
         ),
-        ('{"conn_type": "dynamo_lock", "password": "t"}', "The password of {connection} would not be used"),
+        ('{"conn_type": "dynamo_lock", "schema": "t"}', "The schema of {connection} would not be used"),
         # Airflow takes what does not begin with a brace for a URL.
         (
             '"conn_type": "dynamo_lock", "extra": {"table": "t"}}',

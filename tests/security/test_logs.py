@@ -403,7 +403,7 @@ def test_the_triggers_and_what_they_store(
     for trigger in triggers:
         trigger.task_instance = TI  # type: ignore[assignment]
         output.note(trigger, vars(trigger), trigger.serialize())
-        output.note(asyncio.run(trigger.work()))  # type: ignore[attr-defined]
+        output.note(asyncio.run(trigger._event()))  # type: ignore[attr-defined]
     output.note(results)
     assert results["return_value"]["key"] == "triggered"
 
