@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import click
 
 from airflow_dynamo_lock.cli.options import DURATION, Settings, check_keys, settings
@@ -15,6 +19,22 @@ from airflow_dynamo_lock.monitoring.totals import Totals
 OK, CRITICAL, UNKNOWN = 0, 2, 3
 
 
+def _or_unknown(command: Callable[..., int]) -> Callable[..., int]:
+    """Let a command answer as Nagios expects if the locks could not be read, or their connection not be looked up."""
+
+    @wraps(command)
+    def called(**options: Any) -> int:
+        try:
+            return command(**options)
+        except LockValueError:
+            raise  # wrong usage, as of every command
+        except LockError as failure:
+            click.echo(f"UNKNOWN: {failure}")
+            return UNKNOWN
+
+    return called
+
+
 @click.command()
 @click.argument("prefix", default="")
 @click.option("--held-longer", type=DURATION, help="Report locks held by one holder for this time or longer.")
@@ -24,6 +44,7 @@ OK, CRITICAL, UNKNOWN = 0, 2, 3
 @click.option(
     "--lost-within", type=DURATION, help="Report leases that were lost in this time: broken, or reclaimed."
 )
+@_or_unknown
 @settings
 def check(
     where: Settings,
@@ -44,16 +65,10 @@ def check(
         *(None if each is None else each * 1000 for each in (held_longer, waiting_longer, lost_within))
     )
     damaged: list[LockRecordError] = []
-    try:
-        locks = where.locks()
-        states = locks.survey(prefix, on_damaged=damaged.append)
-        if not states:
-            check_keys(locks)
-    except LockValueError:
-        raise  # wrong usage, as of every command
-    except LockError as failure:
-        click.echo(f"UNKNOWN: {failure}")
-        return UNKNOWN
+    locks = where.locks()
+    states = locks.survey(prefix, on_damaged=damaged.append)
+    if not states:
+        check_keys(locks)
     found = [*findings(states, limits), *map(str, damaged)]
     total = Totals.of(states)
     summary = f"{total.locks} locks, {total.held} held, {total.waiting} waiting"
@@ -80,5 +95,11 @@ def check(
 @settings
 def metrics(where: Settings, keys: int) -> None:
     """Print the locks of the table as metrics, in the text format of OpenMetrics."""
+    damaged: list[LockRecordError] = []
     locks = where.locks()
-    click.echo(exposition({locks.table: locks.survey()}, keys), nl=False)
+    states = locks.survey(on_damaged=damaged.append)
+    if not states:
+        check_keys(locks)
+    for each in damaged:
+        click.echo(f"dynamo-lock: {each}", err=True)
+    click.echo(exposition({locks.table: states}, keys, {locks.table: len(damaged)}), nl=False)

@@ -74,11 +74,14 @@ def table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]
             min(width, _MIN_WRAPPED_WIDTH) if column in _WRAPPED else width
             for column, width in zip(columns, longest, strict=True)
         ]
-        if sum(widths) + 3 * len(columns) <= console.width:
+        fits = sum(widths) + 3 * len(columns) <= console.width
+        if fits:
             break
     made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for column, width in zip(columns, widths, strict=True):
-        made.add_column(column, no_wrap=column not in _WRAPPED, overflow="fold", min_width=width)
+        # If nothing else can be left out, all cells wrap. A cropped lease id would name no lease.
+        is_whole = fits and column not in _WRAPPED
+        made.add_column(column, no_wrap=is_whole, overflow="fold", min_width=width if fits else None)
     for row in rows[1:]:
         made.add_row(*(Text(cell) for cell in row))
     return made

@@ -56,18 +56,29 @@ _OF_KEYS: Mapping[str, tuple[str, Callable[[LockState], float]]] = {
 }
 
 
-def exposition(tables: Mapping[str, _Locks], keys: int = 0) -> str:
+def exposition(
+    tables: Mapping[str, _Locks | None], keys: int = 0, damaged: Mapping[str, int] | None = None
+) -> str:
     """The metrics of tables.
 
-    :param tables: name of each table → its locks.
+    :param tables: name of each table → its locks; None if the table could not be read.
     :param keys: maximum number of locks of each table with metrics of their own.
+    :param damaged: name of a table → number of its records that could not be read.
     """
-    lines = []
-    totals = {table: Totals.of(locks) for table, locks in tables.items()}
+    read = {table: locks for table, locks in tables.items() if locks is not None}
+    totals = {table: Totals.of(locks) for table, locks in read.items()}
+    lines = _metric(
+        "up", "Whether the table could be read.", [((("table", each),), each in read) for each in tables]
+    )
+    lines += _metric(
+        "damaged",
+        "Records that cannot be read, so that nobody can acquire their locks.",
+        [((("table", table),), (damaged or {}).get(table, 0)) for table in read],
+    )
     for name, (text, value) in _OF_TABLES.items():
         samples = [((("table", table),), value(each)) for table, each in totals.items()]
         lines += _metric(name, text, samples)
-    chosen = {table: _in_use(locks, keys) for table, locks in tables.items()}
+    chosen = {table: _in_use(locks, keys) for table, locks in read.items()}
     for name, (text, value_of) in _OF_KEYS.items() if keys else ():
         lines += _metric(
             name,

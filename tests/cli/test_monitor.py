@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from airflow_dynamo_lock import LockClient, LockTableError
+from airflow_dynamo_lock import LockClient, LockTableError, LockUnavailableError
 from deployments.engines import Engine
 from tests.cli.conftest import Shell
 
@@ -50,6 +52,39 @@ def test_a_table_that_cannot_be_read_is_unknown(shell: Shell) -> None:
     assert checked.returncode == 3
     assert checked.stdout.startswith("UNKNOWN: ")
     assert "'nowhere' does not exist" in checked.stdout
+
+
+def test_a_connection_that_cannot_be_looked_up_is_unknown(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise LockUnavailableError("The vault does not answer.", maybe_applied=False)
+
+    monkeypatch.setattr("airflow_dynamo_lock.cli.options.airflow_hook", refuse)
+    checked = shell("check", "--lost-within", "1h", "--conn-id", "locks")
+    assert (checked.returncode, checked.stdout) == (3, "UNKNOWN: The vault does not answer.\n")
+
+
+def test_metrics_count_damaged_records_and_refuse_a_table_with_other_keys(
+    shell: Shell, engine: Engine, locks: LockClient, key: str
+) -> None:
+    damaged, sdk = {"key": {"S": key}, "entry": {"S": "lock"}}, engine.client()
+    sdk.put_item(TableName=locks.table, Item=damaged)
+    printed = shell("metrics")
+    sdk.delete_item(TableName=locks.table, Key=damaged)  # other tests list the table without a warning
+    assert f'dynamo_lock_damaged{{table="{locks.table}"}} 1\n' in printed.stdout
+    assert f"The record of the lock {key!r} in table" in printed.stderr
+
+    name = "empty-with-other-keys"
+    sdk.create_table(
+        TableName=name,
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    refused = shell("metrics", "--table", name)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"The table '{name}' is not a lock table" in refused.stderr
 
 
 def test_a_table_with_other_keys_is_a_table_error(shell: Shell, engine: Engine, other_table: str) -> None:

@@ -32,6 +32,8 @@ def test_a_table_has_the_figures_of_all_of_its_locks() -> None:
         a_state(key="held", holders=held(NOW - MIN, renewed_at_ms=NOW - 4250)),
     ]
     assert samples({"airflow_locks": locks}) == {
+        ("up", "airflow_locks", ""): 1,
+        ("damaged", "airflow_locks", ""): 0,
         ("locks", "airflow_locks", ""): 3,
         ("held", "airflow_locks", ""): 2,
         ("holders", "airflow_locks", ""): 2,
@@ -45,6 +47,7 @@ def test_a_table_has_the_figures_of_all_of_its_locks() -> None:
 
 def test_an_empty_table_has_zeros_and_no_loss() -> None:
     found = samples({"airflow_locks": []})
+    assert found.pop(("up", "airflow_locks", "")) == 1
     assert set(found.values()) == {0}
     assert ("last_loss_timestamp_seconds", "airflow_locks", "") not in found
 

@@ -242,7 +242,10 @@ def test_a_table_that_cannot_be_read_is_reported_with_advice(
     answer = page("VIEWER").get("/locks").json()
     assert re.search(text, answer["error"]["text"])
     assert answer["error"]["help"] == what_to_do
-    assert page("VIEWER").get("/metrics").status_code == 503
+    name = "nowhere" if extra["table"] == "nowhere" else "dynamo_lock_default"
+    text = page("VIEWER").get("/metrics").text
+    assert f'dynamo_lock_up{{table="{name}"}} 0\n' in text
+    assert "dynamo_lock_locks" not in text
 
 
 def test_the_service_has_metrics_of_the_tables(
@@ -252,6 +255,39 @@ def test_the_service_has_metrics_of_the_tables(
     text = page("VIEWER").get("/metrics", params={"keys": 1000}).text
     found = {family.name for family in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
     assert {"dynamo_lock_held", "dynamo_lock_key_holders"} <= found
+
+
+def test_a_table_that_cannot_be_read_does_not_hide_the_metrics_of_others(
+    page: Callable[[str], TestClient], locks: LockClient, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks.acquire(key)
+    extra = {"table": "nowhere", "region_name": "us-west-2"}
+    monkeypatch.setenv("AIRFLOW_CONN_WEST", json.dumps({"conn_type": "dynamo_lock", "extra": extra}))
+    monkeypatch.setenv("AIRFLOW__DYNAMO_LOCK__PAGE_CONNECTIONS", "dynamo_lock_default,west")
+
+    text = page("VIEWER").get("/metrics").text
+
+    for line in ('up{table="locks"} 1', 'up{table="nowhere"} 0', 'damaged{table="locks"} 0'):
+        assert f"dynamo_lock_{line}\n" in text
+    assert re.search(r'dynamo_lock_holders{table="locks"} [1-9]', text)
+
+
+def test_what_another_program_has_written_about_a_holder_does_no_harm(
+    page: Callable[[str], TestClient], locks: LockClient, key: str
+) -> None:
+    lease = locks.acquire(key)
+    about = {"deployment": {"S": "airflow"}, "dag_id": {"L": [{"S": "warehouse"}]}, "run_id": {"S": "r"}}
+    locks._client.update_item(
+        TableName=locks.table,
+        Key={"key": {"S": key}, "entry": {"S": "lock"}},
+        UpdateExpression="SET holders.#id.about = :about",
+        ExpressionAttributeNames={"#id": lease.lease_id},
+        ExpressionAttributeValues={":about": {"M": about}},
+    )
+    client = page("VIEWER")
+    (holder,) = row_of(client, key)["holders"]
+    assert (holder["lease_id"], holder["link"]) == (lease.lease_id, None)
+    assert client.get(f"/queue?conn=dynamo_lock_default&key={key}").status_code == 200
 
 
 def test_tables_of_the_same_name_have_metrics_of_their_own(
@@ -426,6 +462,27 @@ def test_after_an_error_the_connection_is_read_again(monkeypatch: pytest.MonkeyP
     now[0] += 2.0
     assert snapshots.latest("c").error is None
     assert len(made) == 2
+
+
+def test_while_a_table_is_read_again_the_previous_answer_is_given(threads: ThreadPoolExecutor) -> None:
+    reading, answered = threading.Event(), threading.Event()
+
+    class Stuck(Table):
+        def survey(self, **query: Any) -> list[Any]:
+            if self.reads:
+                reading.set()
+                assert answered.wait(PATIENCE)
+            return super().survey(**query)
+
+    snapshots = Snapshots(lambda _: Stuck.only)  # type: ignore[attr-defined]
+    Stuck.only = Stuck()  # type: ignore[attr-defined]
+    first = snapshots.latest("c")
+    snapshots._latest["c"] = 0.0, first  # no longer fresh
+    second = threads.submit(snapshots.latest, "c")
+    assert reading.wait(PATIENCE)
+    assert snapshots.latest("c") is first
+    answered.set()
+    assert second.result() is not first
 
 
 def test_an_action_during_a_read_causes_another_read(threads: ThreadPoolExecutor) -> None:

@@ -303,7 +303,7 @@ function Locks({ dagId }) {
       h("label", null, "State", h("select", { value: state, onChange: from(setState) }, Object.entries(STATES).map(([name, title]) => h("option", { key: name, value: name }, title)))),
       h("label", null, "Deployment", h("select", { value: deployment, onChange: from(setDeployment) },
         h("option", { value: "" }, "All"), ((answer && answer.deployments) || []).map((each) => h("option", { key: each, value: each }, each)))),
-      answer && answer.connections.length > 1 ? h("label", null, "Connection", h("select", { value: answer.connection, onChange: from(setConn) },
+      answer && answer.connections.length > 1 ? h("label", null, "Connection", h("select", { value: answer.connection, onChange: from((value) => { setConn(value); setChosen(null); }) },
         answer.connections.map((each) => h("option", { key: each, value: each }, each)))) : null),
     failed ? h("div", { className: "message", role: "alert" }, h("p", null, failed.text), failed.help ? h("p", null, failed.help) : null) : null,
     h("p", { role: "status" }, outcome),
@@ -324,7 +324,7 @@ function Locks({ dagId }) {
         h("button", { type: "button", disabled: !offset, onClick: () => setOffset(Math.max(0, offset - PAGE)) }, "Previous"),
         h("span", null, `${offset + 1} to ${Math.min(offset + PAGE, answer.matching)} of ${answer.matching}`),
         h("button", { type: "button", disabled: offset + PAGE >= answer.matching, onClick: () => setOffset(offset + PAGE) }, "Next")) : null,
-      chosen ? h(Details, { key: chosen, conn: answer.connection, lockKey: chosen, mayAct: answer.may_act, onAct: (wanted) => setAction({ ...wanted, at: performance.now() }), onClose: () => setChosen(null) }) : null) : null,
+      chosen ? h(Details, { key: JSON.stringify([answer.connection, chosen]), conn: answer.connection, lockKey: chosen, mayAct: answer.may_act, onAct: (wanted) => setAction({ ...wanted, at: performance.now() }), onClose: () => setChosen(null) }) : null) : null,
     action ? h(Dialog, { key: action.at, action, onDone: (ended) => {
       // The browser tells of the end of a dialog a moment later, when the next one may be open already.
       setAction((current) => (current === action ? null : current));

@@ -45,7 +45,9 @@ class Viewer:
     def link(self, about: Mapping[str, Any]) -> str | None:
         """The path of a task in the web interface, without the base path; None if the viewer may not follow it."""
         dag_id, run_id, task_id = (about.get(name) for name in ("dag_id", "run_id", "task_id"))
-        if about.get("deployment") != self.deployment or dag_id not in self.dag_ids or not run_id:
+        # Another program may have written anything.
+        is_ours = isinstance(dag_id, str) and about.get("deployment") == self.deployment
+        if not is_ours or dag_id not in self.dag_ids or not run_id:
             return None
         path = f"dags/{quote(str(dag_id), safe='')}/runs/{quote(str(run_id), safe='')}"
         if task_id:

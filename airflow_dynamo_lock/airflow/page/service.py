@@ -175,14 +175,26 @@ def metrics(keys: Annotated[int, Query(ge=0, le=1000)] = 0) -> Response:
 
     Tables of several connections that have the same name, as in two regions, are told apart by their connections.
     """
-    states = {conn_id: _states(conn_id) for conn_id in connection_ids()}
-    names = {conn_id: snapshots.client(conn_id).table for conn_id in states}
+    looks = {conn_id: snapshots.latest(conn_id) for conn_id in connection_ids()}
+    names = {conn_id: _table(conn_id) for conn_id in looks}
     uses = Counter(names.values())
     tables = {
-        names[conn_id] if uses[names[conn_id]] == 1 else f"{names[conn_id]} ({conn_id})": each
-        for conn_id, each in states.items()
+        name if uses[name] == 1 else f"{name} ({conn_id})": looks[conn_id] for conn_id, name in names.items()
     }
-    return Response(openmetrics.exposition(tables, keys), media_type=openmetrics.CONTENT_TYPE)
+    text = openmetrics.exposition(
+        {table: None if each.error else each.states for table, each in tables.items()},
+        keys,
+        {table: len(each.damaged) for table, each in tables.items()},
+    )
+    return Response(text, media_type=openmetrics.CONTENT_TYPE)
+
+
+def _table(conn_id: str) -> str:
+    """The name of the table of a connection, or the connection's id if it cannot be looked up."""
+    try:
+        return snapshots.client(conn_id).table
+    except LockError:
+        return conn_id
 
 
 @app.get("/history", dependencies=[look])

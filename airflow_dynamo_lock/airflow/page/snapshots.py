@@ -40,7 +40,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """The latest snapshot of each table. One thread takes it, and all others wait for it.
+    """The latest snapshot of each table. One thread takes it; all others wait for the first one of a table.
 
     :param connect: returns the client for a connection id.
     """
@@ -61,7 +61,14 @@ class Snapshots:
         return self._clients[conn_id]
 
     def latest(self, conn_id: str) -> Snapshot:
-        """The latest snapshot of the table of a connection, which is at most `Snapshot.fresh_seconds` old."""
+        """The latest snapshot of the table of a connection, which is at most `Snapshot.fresh_seconds` old.
+
+        While another thread takes a new one, the previous one is returned. A table that does not answer would
+        otherwise block all threads of the API server.
+        """
+        _, previous = self._latest.get(conn_id, (0.0, None))
+        if previous is not None and self._lock(conn_id).locked():
+            return previous
         with self._lock(conn_id):
             until, snapshot = self._latest.get(conn_id, (0.0, Snapshot()))
             begun = time.monotonic()

@@ -96,7 +96,8 @@ def check(table_format: Format) -> Operation[Mapping[str, Any]]:
     if not on:
         raise TtlOffError(
             f"The lock table {table!r} keeps the records of unused locks for ever: "
-            f"enable time to live on the attribute {table_format.ttl_attribute!r}, as client.create_table() does."
+            f"enable time to live on the attribute {table_format.ttl_attribute!r}, as client.create_table() does. "
+            "A table that was restored from a backup must not be used: its fencing tokens repeat."
         )
     if ttl.get("AttributeName") != table_format.ttl_attribute:
         raise LockTableError(
