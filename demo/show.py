@@ -158,7 +158,10 @@ def _create_lock_table(endpoint_url: str) -> None:
 
 
 def _deployment(name: str, home: Path, endpoint_url: str, ledger_file: Path) -> Deployment:
-    """Create a deployment with connections to the lock table. Its tasks write to the ledger."""
+    """Create a deployment that uses the lock table. Its tasks write to the ledger.
+
+    The first one has a connection. The other one has its settings in the configuration instead.
+    """
     lock = {
         "table": TABLE,
         "aws_conn_id": "aws_default",
@@ -171,7 +174,11 @@ def _deployment(name: str, home: Path, endpoint_url: str, ledger_file: Path) -> 
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(
             {"conn_type": "aws", "login": CREDENTIALS, "password": CREDENTIALS}
         ),
-        "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock}),
+        **(
+            {"AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock})}
+            if name == NAMES[0]
+            else {f"AIRFLOW__DYNAMO_LOCK__{field.upper()}": value for field, value in lock.items()}
+        ),
         "DEMO_DEPLOYMENT": name,
         "DEMO_LEDGER": str(ledger_file),
     }
