@@ -300,7 +300,7 @@ def test_a_failed_attempt_is_not_repeated_at_once_although_the_lock_is_free(worl
         unwoken.append(waits.effect.seconds)
         until_waiting(waits)
     assert 0.5 <= unwoken[0] <= 1.0
-    assert unwoken[-1] == 2.0
+    assert unwoken[-1] == 1.0
     granted: object = until_waiting(waits.step()).finish()
     assert isinstance(granted, Granted)
 

@@ -30,7 +30,7 @@ _ANSWER_WITHIN = 3.0
 _LOOK_AT_SET_EVERY = 10.0
 
 # Longest time in seconds for which a waiter in the queue is not woken after a request that DynamoDB did not serve.
-_UNWOKEN_FOR = 2.0
+_UNWOKEN_FOR = 1.0
 
 
 @dataclass(frozen=True)
