@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,21 @@ from airflow_dynamo_lock.monitoring.checks import Limits, findings
 from airflow_dynamo_lock.monitoring.openmetrics import exposition
 from airflow_dynamo_lock.monitoring.totals import Totals
 
+if TYPE_CHECKING:
+    from airflow_dynamo_lock.client.sync_client import LockClient
+    from airflow_dynamo_lock.core.model.state import LockState
+
 #: Exit codes of `check`, as Nagios defines them. 2 is also the exit code for wrong usage.
 OK, CRITICAL, UNKNOWN = 0, 2, 3
+
+
+def _survey(locks: LockClient, prefix: str = "") -> tuple[list[LockState], list[LockRecordError]]:
+    """The locks with their queues, and an error for each damaged record."""
+    damaged: list[LockRecordError] = []
+    states = locks.survey(prefix, on_damaged=damaged.append)
+    if not states:
+        check_keys(locks)
+    return states, damaged
 
 
 def _or_unknown(command: Callable[..., int]) -> Callable[..., int]:
@@ -64,11 +77,7 @@ def check(
     limits = Limits(
         *(None if each is None else each * 1000 for each in (held_longer, waiting_longer, lost_within))
     )
-    damaged: list[LockRecordError] = []
-    locks = where.locks()
-    states = locks.survey(prefix, on_damaged=damaged.append)
-    if not states:
-        check_keys(locks)
+    states, damaged = _survey(where.locks(), prefix)
     found = [*findings(states, limits), *map(str, damaged)]
     total = Totals.of(states)
     summary = f"{total.locks} locks, {total.held} held, {total.waiting} waiting"
@@ -95,11 +104,8 @@ def check(
 @settings
 def metrics(where: Settings, keys: int) -> None:
     """Print the locks of the table as metrics, in the text format of OpenMetrics."""
-    damaged: list[LockRecordError] = []
     locks = where.locks()
-    states = locks.survey(on_damaged=damaged.append)
-    if not states:
-        check_keys(locks)
+    states, damaged = _survey(locks)
     for each in damaged:
         click.echo(f"dynamo-lock: {each}", err=True)
     click.echo(exposition({locks.table: states}, keys, {locks.table: len(damaged)}), nl=False)

@@ -72,7 +72,7 @@ def exposition(
     )
     lines += _metric(
         "damaged",
-        "Records that cannot be read, so that nobody can acquire their locks.",
+        "Damaged records. Nobody can acquire their locks.",
         [((("table", table),), (damaged or {}).get(table, 0)) for table in read],
     )
     for name, (text, value) in _OF_TABLES.items():
