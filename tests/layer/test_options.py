@@ -178,6 +178,7 @@ def test_the_lists_here_name_existing_options() -> None:
         NOT_IN_CLAIM,
         NOT_IN_RECORD,
         NOT_IN_JSON,
+        NOT_IN_TEXT,
     ):
         assert set(each) <= ACQUIRE
     assert NOT_IN_CONNECTION.keys() <= parameters(LockClient)
@@ -221,6 +222,13 @@ NOT_IN_JSON = {
     "release_grace": "shown as the lease of a draining holder",
     "min_hold": "shown as draining while it cools down",
 }
+#: Options that are not in the sentence that describes the holders.
+NOT_IN_TEXT = {
+    **NOT_IN_JSON,
+    **dict.fromkeys(("slots", "capacity", "mode"), "in the lock's state"),
+    **dict.fromkeys(("lease", "about", "attempt_of"), "only in the JSON"),
+    "data": "may be a secret (rule R12)",
+}
 
 
 def stored(**options: Any) -> LockRecord:
@@ -239,6 +247,7 @@ def test_an_option_reaches_the_record(name: str) -> None:
     usual, record = stored(), stored(**VALUES[name])
     assert record != usual
     assert (record.as_dict() != usual.as_dict()) is (name not in NOT_IN_JSON)
+    assert (record.describe() != usual.describe()) is (name not in NOT_IN_TEXT)
 
 
 class Captured(LockError):
