@@ -172,11 +172,11 @@ def settings_from(
     )
     if table is None:
         table = os.environ.get("DYNAMO_LOCK_TABLE")  # click takes an empty variable for a missing one
-    if conn_id is None and os.environ.get("DYNAMO_LOCK_CONN_ID") == "":
-        raise click.UsageError(
-            "The variable DYNAMO_LOCK_CONN_ID is empty: unset it, or set the id of a connection."
-        )
     if conn_id is None:
+        if os.environ.get("DYNAMO_LOCK_CONN_ID") == "":
+            raise click.UsageError(
+                "The variable DYNAMO_LOCK_CONN_ID is empty: unset it, or set the id of a connection."
+            )
         sdk = cache(partial(_by_sdk, region, profile, endpoint_url))
         table = DEFAULT_TABLE if table is None else table
         where = Settings(table, sdk, as_json, table_format, partition_key, sort_key)
