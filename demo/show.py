@@ -168,17 +168,19 @@ def _deployment(name: str, home: Path, endpoint_url: str, ledger_file: Path) -> 
         "region_name": REGION,
         "deployment": name,
     }
+    if name == NAMES[0]:
+        settings = {
+            "AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock})
+        }
+    else:
+        settings = {f"AIRFLOW__DYNAMO_LOCK__{field.upper()}": value for field, value in lock.items()}
     environment = {
         # Set outside the connection, so that the connection is the same as for a table in AWS.
         "AWS_ENDPOINT_URL_DYNAMODB": endpoint_url,
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(
             {"conn_type": "aws", "login": CREDENTIALS, "password": CREDENTIALS}
         ),
-        **(
-            {"AIRFLOW_CONN_DYNAMO_LOCK_DEFAULT": json.dumps({"conn_type": "dynamo_lock", "extra": lock})}
-            if name == NAMES[0]
-            else {f"AIRFLOW__DYNAMO_LOCK__{field.upper()}": value for field, value in lock.items()}
-        ),
+        **settings,
         "DEMO_DEPLOYMENT": name,
         "DEMO_LEDGER": str(ledger_file),
     }

@@ -72,7 +72,7 @@ def exposition(
     )
     lines += _metric(
         "damaged",
-        "Damaged records. Nobody can acquire their locks.",
+        "Locks whose record is damaged. They cannot be acquired.",
         [((("table", table),), (damaged or {}).get(table, 0)) for table in read],
     )
     for name, (text, value) in _OF_TABLES.items():
