@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import brotli
-from npm_package import unpacked
+from npm_package import unpack, unpacked
 
 CHROMIUM = "@sparticuz/chromium@153.0.0", "20e5656fcdcf4118ede85edfb9d6bb9cc1bbb7ffb8b75622fffbcf36a835c3c0"
 AXE = "axe-core@4.14.1", "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745"
@@ -38,7 +38,7 @@ def fetch_chromium(target: Path) -> None:
                 (target / "chromium").chmod(0o755)
             else:
                 with tarfile.open(fileobj=io.BytesIO(content)) as files:
-                    files.extractall(target, filter="data")
+                    unpack(files, target)
     (target / "fonts.conf").write_text(FONTS)
 
 
