@@ -38,6 +38,7 @@ def test_the_help_of_the_group_names_all_commands() -> None:
     assert command.args[0].kwargs["help"].split(", ") == sorted(cli.commands)
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not HAS_PROVIDER_COMMANDS, reason="this Airflow ignores the commands of providers")
 def test_airflow_runs_the_commands(connection: str, locks: LockClient, key: str) -> None:
     lease = locks.acquire(key)

@@ -14,6 +14,8 @@ from deployments.clients import KINDS
 from deployments.engines import DynamoDBLocal, Engine
 from tests.client.contender import Contenders, Entry, contend, most_inside
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> str:
@@ -53,7 +55,6 @@ def test_two_processes_take_turns(engine: Engine, key: str, ledger: str) -> None
     assert list(_turns(wrote).values()) == [10, 10]
 
 
-@pytest.mark.proof
 def test_two_hundred_contenders_in_eight_processes_take_turns(engine: Engine, key: str, ledger: str) -> None:
     # moto answers one request after the other: on a slow machine, 200 at once are not answered in time.
     members = 25 if isinstance(engine, DynamoDBLocal) else 6
@@ -70,7 +71,6 @@ def test_two_hundred_contenders_in_eight_processes_take_turns(engine: Engine, ke
     assert len(_turns(wrote)) == 8 * members
 
 
-@pytest.mark.proof
 def test_at_most_three_contenders_share_three_slots(engine: Engine, key: str, ledger: str) -> None:
     wrote = contend(
         [

@@ -20,7 +20,8 @@ from deployments.engines import Engine
 from deployments.patience import PATIENCE
 from tests.client.child import Child
 from tests.client.conftest import MakeClient
-from tests.suites import some_in_proof
+
+pytestmark = pytest.mark.proof
 
 LEASE = 1.5
 SKEW = 0.5
@@ -154,7 +155,7 @@ def test_a_writer_clears_130_dead_readers_within_the_bound(
     assert took < LEASE + 2 * POLL + SLACK
 
 
-@pytest.mark.parametrize("ending", some_in_proof(["kill", "stop"], "kill"))
+@pytest.mark.parametrize("ending", ["kill", "stop"])
 def test_a_free_lock_is_granted_if_the_first_waiter_is_dead_or_stopped(
     start_child: StartChild,
     client: LockClient,
@@ -180,7 +181,6 @@ def test_a_free_lock_is_granted_if_the_first_waiter_is_dead_or_stopped(
     assert 1.5 < took < 5.0 + SLACK
 
 
-@pytest.mark.proof
 def test_host_clocks_hours_apart_change_nothing(engine: Engine, key: str) -> None:
     """Two locks at once. In one, the holder's clock is behind and the newcomer's ahead; in the other, the reverse."""
     with ExitStack() as stack:

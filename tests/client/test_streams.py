@@ -28,6 +28,8 @@ from deployments.patience import PATIENCE, TooBusyError, on_time, until, wait_un
 from deployments.proxy import Proxy, Seen
 from tests.client.conftest import MakeClient
 
+pytestmark = pytest.mark.proof
+
 POLL = 60.0
 #: Seconds: well before the next poll, on a busy machine too.
 SOON = 20.0
@@ -329,7 +331,6 @@ def test_waiters_poll_after_the_stream_is_disabled(
         waiting.result(PATIENCE)
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize(
     "engine", [DynamoDBLocal], indirect=True, ids=["dynamodb-local"]
 )  # moto cannot enable a stream again

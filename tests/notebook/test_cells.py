@@ -10,7 +10,8 @@ import pytest
 from airflow_dynamo_lock import LockClient
 from deployments.kernels import Cell, Kernel
 from tests.notebook.conftest import is_free, wait_until_free
-from tests.suites import some_in_proof
+
+pytestmark = pytest.mark.proof
 
 BODIES = {
     "a comment": "# nothing",
@@ -37,8 +38,6 @@ BODIES = {
     "a cancelled cell": "import asyncio\nasyncio.current_task().cancel()\nawait asyncio.sleep(1)",
     "an await in a function": "async def later():\n    await x\n\nlater.__name__",
 }
-#: The bodies that `make test` tries; `make proof` tries all.
-IN_TEST = ("a value", "an error in an awaited call")
 
 
 def essentials(cell: Cell) -> tuple[object, ...]:
@@ -53,7 +52,7 @@ def _without_numbers(outputs: object) -> str:
     return re.sub(r"In\[\d+\]|\(\d+\.py, line|/\d+\.py|0x\w+", "…", repr(outputs))
 
 
-@pytest.mark.parametrize("body", some_in_proof(BODIES, *IN_TEST))
+@pytest.mark.parametrize("body", BODIES)
 def test_a_locked_cell_has_the_result_of_the_plain_cell(
     kernel: Kernel, locks: LockClient, key: str, body: str
 ) -> None:
@@ -159,9 +158,7 @@ def test_a_locked_cell_in_a_locked_cell(kernel: Kernel, locks: LockClient, key: 
     assert is_free(locks, f"{key}-2")
 
 
-@pytest.mark.parametrize(
-    "options", some_in_proof(["", "--mode shared", "--slots 2 --capacity 3"], "--mode shared")
-)
+@pytest.mark.parametrize("options", ["", "--mode shared", "--slots 2 --capacity 3"])
 def test_the_same_lock_in_its_own_cell_is_joined(
     kernel: Kernel, locks: LockClient, key: str, options: str
 ) -> None:
@@ -173,7 +170,6 @@ def test_the_same_lock_in_its_own_cell_is_joined(
     assert is_free(locks, key)
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize(
     "order",
     ["%%time\n%%dynamo_lock {key}\n", "%%dynamo_lock {key}\n%%time\n"],

@@ -10,6 +10,8 @@ from airflow_dynamo_lock import LockClient
 from deployments.kernels import Kernel
 from tests.notebook.conftest import TABLE
 
+pytestmark = pytest.mark.proof
+
 
 def completions(kernel: Kernel, code: str) -> list[str]:
     """Return what the kernel offers at the end of the code."""
