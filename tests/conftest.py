@@ -38,10 +38,17 @@ os.environ.update(
     AWS_CONFIG_FILE=os.devnull,
     AWS_SHARED_CREDENTIALS_FILE=os.devnull,
 )
-for _name in [name for name in os.environ if name.startswith("AIRFLOW_")]:
+for _name in [name for name in os.environ if name.startswith("AIRFLOW_") and name != "AIRFLOW_HOMES"]:
     del os.environ[_name]
-_home = tempfile.TemporaryDirectory(prefix="airflow-")  # Python removes it at exit
-os.environ.update(AIRFLOW_HOME=_home.name, AIRFLOW__CORE__LOAD_EXAMPLES="False")
+# Each worker has a home of its own, in a folder of the process that starts the workers. That process removes it at its
+# exit, also after Ctrl-C, when workers are killed.
+if "AIRFLOW_HOMES" not in os.environ:
+    _homes = tempfile.TemporaryDirectory(prefix="airflow-", ignore_cleanup_errors=True)
+    os.environ["AIRFLOW_HOMES"] = _homes.name
+os.environ.update(
+    AIRFLOW_HOME=os.path.join(os.environ["AIRFLOW_HOMES"], str(os.getpid())),
+    AIRFLOW__CORE__LOAD_EXAMPLES="False",
+)
 
 # Without the cache, each new client reads the descriptions of all services, which takes longer than most
 # tests.
