@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -137,7 +136,6 @@ def _start_moto(port: int, folder: str | None) -> str:
     from airflow_dynamo_lock.embedded import EmbeddedDynamoDB
 
     _enforce_limits()
-    _parse_once()
     if folder is not None:
         sys.exit("The engine moto keeps all data in memory: start it without a folder.")
     return EmbeddedDynamoDB(port=port).__enter__().endpoint_url
@@ -168,24 +166,6 @@ def _enforce_limits() -> None:
         return execute(self, method, path, headers, body)
 
     embedded._Moto.execute = limited  # type: ignore[method-assign]
-
-
-def _parse_once() -> None:
-    """Patch moto to parse each expression once. It spends a fifth of its time on parsing, and a client sends few texts.
-
-    moto changes neither result: it works on a copy of a parsed update, and removes the parts of a condition one by one.
-    """
-    from functools import lru_cache
-
-    from moto.dynamodb.comparisons import ConditionExpressionParser
-    from moto.dynamodb.parsing.expressions import UpdateExpressionParser  # type: ignore[attr-defined]
-
-    UpdateExpressionParser.make = lru_cache(1024)(UpdateExpressionParser.make)
-    split = ConditionExpressionParser._lex_condition_expression
-    parts = lru_cache(1024)(lambda text: tuple(split(ConditionExpressionParser(text, None, None))))
-    ConditionExpressionParser._lex_condition_expression = (  # type: ignore[method-assign]
-        lambda self: deque(parts(self.condition_expression))
-    )
 
 
 def _start_dynamodb_local(port: int, folder: str | None) -> str:
