@@ -38,15 +38,15 @@ os.environ.update(
     AWS_CONFIG_FILE=os.devnull,
     AWS_SHARED_CREDENTIALS_FILE=os.devnull,
 )
-for _name in [name for name in os.environ if name.startswith("AIRFLOW_") and name != "AIRFLOW_HOMES"]:
+for _name in [name for name in os.environ if name.startswith("AIRFLOW_")]:
     del os.environ[_name]
 # Each worker has a home of its own, in a folder of the process that starts the workers. That process removes it at its
 # exit, also after Ctrl-C, when workers are killed.
-if "AIRFLOW_HOMES" not in os.environ:
+if "TEST_AIRFLOW_HOMES" not in os.environ:
     _homes = tempfile.TemporaryDirectory(prefix="airflow-", ignore_cleanup_errors=True)
-    os.environ["AIRFLOW_HOMES"] = _homes.name
+    os.environ["TEST_AIRFLOW_HOMES"] = _homes.name
 os.environ.update(
-    AIRFLOW_HOME=os.path.join(os.environ["AIRFLOW_HOMES"], str(os.getpid())),
+    AIRFLOW_HOME=os.path.join(os.environ["TEST_AIRFLOW_HOMES"], str(os.getpid())),
     AIRFLOW__CORE__LOAD_EXAMPLES="False",
 )
 

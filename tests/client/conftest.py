@@ -1,7 +1,8 @@
 """Engines and clients for the contract tests.
 
-`make test` runs them on moto: the contract with both clients (`BOTH_KINDS`), all others with `LockClient`. `make proof`
-runs the others with `AsyncLockClient` too, and all of them on DynamoDB Local.
+`make test` runs them on moto: the contract with both clients (`BOTH_KINDS`), others with `LockClient`. `make proof`
+runs the others with `AsyncLockClient` too, and all of them on DynamoDB Local. Files of the proof alone say so in their
+`pytestmark`.
 """
 
 from __future__ import annotations
