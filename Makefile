@@ -57,7 +57,7 @@ test: .venv/.dev
 TESTS ?= tests
 proof: .venv/.dev .cache/jupyterlab/.done
 	@failed=0; \
-	.venv/bin/pytest --numprocesses 2 -m proof $(TESTS) || failed=1; \
+	.venv/bin/pytest --numprocesses 3 -m proof $(TESTS) || failed=1; \
 	$(MAKE) --no-print-directory matrix SHORT=1 || failed=1; \
 	exit $$failed
 

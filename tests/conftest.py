@@ -83,15 +83,10 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(acquire, "_ANSWER_WITHIN", 60.0)
 
 
-#: Tests that start whole Airflow deployments or many processes. One worker runs all of them, one after the
-#: other.
-ALONE = (
-    "tests/test_demo.py",
-    "tests/airflow/",
-    "tests/browser/",
-    "tests/chaos/",
-    "tests/page/test_roles.py",
-)
+#: Tests that start whole Airflow deployments, and tests that start many processes. One worker runs all tests of a
+#: group, one after the other.
+AIRFLOWS = ("tests/airflow/", "tests/page/test_roles.py")
+PROCESSES = ("tests/test_demo.py", "tests/browser/", "tests/chaos/")
 #: Long tests that share no fixtures. Any worker may run any of them.
 APART = (
     "tests/simulator/",
@@ -119,7 +114,7 @@ BUSY = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests: `ALONE`, which takes longest, then `MOSTLY_WAITING` mixed with `BUSY`, then others.
+    """Sort the tests: `AIRFLOWS` and `PROCESSES`, which take longest, `MOSTLY_WAITING` mixed with `BUSY`, then others.
 
     Busy tests then use the cores while other tests wait.
     """
@@ -127,7 +122,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for group in MOSTLY_WAITING, BUSY:
         scopes = dict.fromkeys(scope_of(item.nodeid) for item in items if item.nodeid.startswith(group))
         order |= {scope: (1, number / len(scopes)) for number, scope in enumerate(scopes)}
-    order["alone"] = 0, 0.0
+    order |= {"Airflows": (0, 0.0), "processes": (0, 0.0)}
     items.sort(key=lambda item: order.get(scope_of(item.nodeid), (2, 0.0)))
 
 
@@ -139,11 +134,13 @@ def pytest_collection_finish() -> None:
 def scope_of(nodeid: str) -> str:
     """Return the scope of a test. One worker runs all tests of a scope.
 
-    The scope is the test's file, as with ``--dist loadfile``. All of `ALONE` is one scope, and so is all of
-    `LOCAL`; each test of `APART` is a scope of its own.
+    The scope is the test's file, as with ``--dist loadfile``. All of `AIRFLOWS` is one scope, and so are all of
+    `PROCESSES` and all of `LOCAL`; each test of `APART` is a scope of its own.
     """
-    if nodeid.startswith(ALONE):
-        return "alone"
+    if nodeid.startswith(AIRFLOWS):
+        return "Airflows"
+    if nodeid.startswith(PROCESSES):
+        return "processes"
     if any(name in nodeid for name in LOCAL):
         return "DynamoDB Local"
     return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
