@@ -83,10 +83,15 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(acquire, "_ANSWER_WITHIN", 60.0)
 
 
-#: Tests that start whole Airflow deployments, and tests that start many processes. One worker runs all tests of a
-#: group, one after the other.
-AIRFLOWS = ("tests/airflow/", "tests/page/test_roles.py")
+#: Tests that start many processes, Airflow deployments above all. One worker runs all of them, one after the other.
 PROCESSES = ("tests/test_demo.py", "tests/browser/", "tests/chaos/")
+#: Files with Airflow deployments of their own. All other tests in `tests/airflow` share one deployment and a worker.
+OWN_DEPLOYMENTS = (
+    "tests/airflow/test_telemetry.py",
+    "tests/airflow/test_deadlocks.py",
+    "tests/airflow/test_first_in_queue.py",
+    "tests/page/test_roles.py",
+)
 #: Long tests that share no fixtures. Any worker may run any of them.
 APART = (
     "tests/simulator/",
@@ -114,7 +119,8 @@ BUSY = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests: `AIRFLOWS` and `PROCESSES`, which take longest, `MOSTLY_WAITING` mixed with `BUSY`, then others.
+    """Sort the tests: first those with Airflow deployments and many processes, which take longest, then
+    `MOSTLY_WAITING` mixed with `BUSY`, then others.
 
     Busy tests then use the cores while other tests wait.
     """
@@ -122,7 +128,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for group in MOSTLY_WAITING, BUSY:
         scopes = dict.fromkeys(scope_of(item.nodeid) for item in items if item.nodeid.startswith(group))
         order |= {scope: (1, number / len(scopes)) for number, scope in enumerate(scopes)}
-    order |= {"Airflows": (0, 0.0), "processes": (0, 0.0)}
+    order |= {"tests/airflow": (0, 0.0), "processes": (0, 0.0)} | dict.fromkeys(OWN_DEPLOYMENTS, (0, 1.0))
     items.sort(key=lambda item: order.get(scope_of(item.nodeid), (2, 0.0)))
 
 
@@ -134,13 +140,13 @@ def pytest_collection_finish() -> None:
 def scope_of(nodeid: str) -> str:
     """Return the scope of a test. One worker runs all tests of a scope.
 
-    The scope is the test's file, as with ``--dist loadfile``. All of `AIRFLOWS` is one scope, and so are all of
-    `PROCESSES` and all of `LOCAL`; each test of `APART` is a scope of its own.
+    The scope is the test's file, as with ``--dist loadfile``. All of `PROCESSES` is one scope, and so are all of
+    `LOCAL` and what shares the deployment of `tests/airflow`; each test of `APART` is a scope of its own.
     """
-    if nodeid.startswith(AIRFLOWS):
-        return "Airflows"
     if nodeid.startswith(PROCESSES):
         return "processes"
+    if nodeid.startswith("tests/airflow/") and not nodeid.startswith(OWN_DEPLOYMENTS):
+        return "tests/airflow"
     if any(name in nodeid for name in LOCAL):
         return "DynamoDB Local"
     return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
