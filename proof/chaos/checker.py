@@ -132,7 +132,7 @@ def _describe_token(use: LeaseUse) -> str:
 def _progress(evidence: Evidence) -> Iterator[Violation]:
     for wait in waits(evidence):
         attempt = wait.attempt
-        lost = seconds_lost(evidence.lags, wait.begin, wait.end)
+        lost = seconds_lost(evidence.lags, attempt.process, wait.begin, wait.end)
         if wait.grantable > longest_wait(attempt) + (_RECOVERY if wait.disturbed else 0.0) + SLACK + lost:
             yield Violation(
                 "progress",

@@ -97,7 +97,7 @@ class Evidence:
     :ivar stderr: what the processes wrote to their standard error, by file name.
     :ivar failures: checks at the end of the run that have failed.
     :ivar exchanges: the requests for the locks and their queues, in the order of the answers.
-    :ivar lags: when processes had to wait for a processor, and for how long.
+    :ivar lags: the waits of processes for a processor.
     """
 
     engine: str

@@ -50,9 +50,9 @@ class ForkServer:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def start(self, role: Role, setup: ProcessSetup) -> None:
-        """Fork an actor for the role."""
-        self._request("start", asdict(role), asdict(setup))
+    def start(self, role: Role, setup: ProcessSetup) -> int:
+        """Fork an actor for the role, and return its pid."""
+        return int(self._request("start", asdict(role), asdict(setup)))
 
     def kill(self, number: int) -> float | None:
         """Kill an actor with SIGKILL.
@@ -127,11 +127,12 @@ class _Server:
                 os.kill(engine, signal.SIGCONT)
             os.killpg(0, signal.SIGKILL)
 
-    def start(self, role: dict[str, Any], setup: dict[str, Any]) -> None:
+    def start(self, role: dict[str, Any], setup: dict[str, Any]) -> int:
         pid = os.fork()
         if pid == 0:
             run_actor(Role(**role), ProcessSetup(**setup))
         self._children[setup["number"]] = pid
+        return pid
 
     def kill(self, number: int) -> float | None:
         self.reap()

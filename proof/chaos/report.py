@@ -50,6 +50,7 @@ class HandOver:
     :ivar begin: when it ended, monotonic seconds.
     :ivar end: when the lock was granted.
     :ivar link: link of the next holder; empty if it did not receive the grant.
+    :ivar process: number of its process; -1 if it did not receive the grant.
     :ivar behind: whether others were ahead of the next holder in the queue, dead or alive.
     :ivar undisturbed: whether the next holder already waited, and no incident affected it meanwhile.
         Otherwise no bound applies.
@@ -60,6 +61,7 @@ class HandOver:
     begin: float
     end: float
     link: str
+    process: int
     behind: bool
     undisturbed: bool
 
@@ -88,7 +90,7 @@ class Report:
     :ivar lost: number of leases whose loss a process noticed.
     :ivar longest_room: longest time for which an undisturbed waiter waited although the lock could have been
         granted, in seconds: for a plain lock, and for a semaphore.
-    :ivar starved: seconds for which a process had to wait for a processor.
+    :ivar starved: longest time for which a process waited for a processor, in seconds.
     :ivar hand_overs: for each kind, the number of all and of undisturbed hand-overs, the median and the
         longest of the undisturbed ones, and the bound; in seconds.
     """
@@ -130,7 +132,7 @@ def report(evidence: Evidence) -> Report:
         disasters=dict(sorted(Counter(incident.kind for incident in evidence.incidents).items())),
         lost=events["lost"],
         longest_room=rooms,
-        starved=round(seconds_lost(evidence.lags, evidence.began, evidence.ended), 1),
+        starved=round(max((lag.seconds for lag in evidence.lags), default=0.0), 1),
         hand_overs={
             kind: _summary(hand_overs[kind])
             for how in BOUNDS
@@ -145,9 +147,10 @@ def late(evidence: Evidence, hand_overs: Sequence[HandOver]) -> Iterator[Violati
     """Yield the undisturbed hand-overs that took longer than their bound, and than round trips and lack of
     processors explain, each with its whole story."""
     for each in hand_overs:
-        lost = seconds_lost(evidence.lags, each.begin, each.end) + _seconds_asked(evidence, each)
-        if each.undisturbed and each.seconds > each.bound + _ROUND_TRIPS + lost:
-            exchanges = "\n      ".join(story(evidence, each.key, each.begin, each.end))
+        lost = seconds_lost(evidence.lags, each.process, each.begin, each.end)
+        explained = _ROUND_TRIPS + lost + _seconds_asked(evidence, each)
+        if each.undisturbed and each.seconds > each.bound + explained:
+            exchanges = "\n      ".join(story(evidence, each.key, each.begin, each.end, lost))
             yield Violation(
                 "lateness",
                 each.end,
@@ -214,7 +217,7 @@ def as_text(report: Report) -> str:
     ]
     lines += [
         "",
-        f"  a process waited for a processor for {report.starved:.1f} s in all",
+        f"  a process waited for a processor for up to {report.starved:.1f} s",
         f"  violations: {len(report.violations)}",
     ]
     lines += [f"    {each.what} at {each.at:.3f}: {each.details}" for each in report.violations]
@@ -246,6 +249,7 @@ def _after_release(evidence: Evidence) -> Iterator[HandOver]:
                 freed.at,
                 granted.at,
                 "" if grant is None else evidence.links[grant.role],
+                -1 if grant is None else grant.process,
                 behind=_was_behind(evidence, key, lease_id, freed, grant),
                 undisturbed=grant is not None and _undisturbed(evidence, grant, freed.at),
             )
@@ -301,6 +305,7 @@ def _after_death(evidence: Evidence) -> Iterator[HandOver]:
                     since,
                     grant.begin,
                     evidence.links[grant.role],
+                    grant.process,
                     behind=_was_behind(evidence, grant.key, grant.lease_id, last, grant),
                     undisturbed=_undisturbed(evidence, grant, since),
                 )

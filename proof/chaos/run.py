@@ -62,6 +62,7 @@ class ChaosRun:
         # The latest process of each role. Replaced, never changed, so that other threads can iterate it.
         self._process_of: dict[str, int] = {}
         self._link_of: dict[str, str] = {}
+        self._pids: dict[int, int] = {}
         self._logs: dict[int, Path] = {}
         self._incidents: list[Incident] = []
         self._failures: list[str] = []
@@ -83,7 +84,7 @@ class ChaosRun:
                 link: stack.enter_context(Proxy(self._engine.endpoint_url, partial(self._on_answer, link)))
                 for link in sorted(links)
             }
-            self._lags = stack.enter_context(starvation.measured())
+            self._lags = stack.enter_context(starvation.measured(lambda: self._pids))
             self._forkserver = stack.enter_context(ForkServer())
             stack.callback(self._end)
             self._stack = stack.pop_all()
@@ -237,8 +238,9 @@ class ChaosRun:
         with self._lock:
             self._logs[number] = Path(setup.log)
             self._link_of[role.name] = role.link
-        self._forkserver.start(role, setup)
+        pid = self._forkserver.start(role, setup)
         with self._lock:
+            self._pids = {**self._pids, number: pid}
             self._process_of = {**self._process_of, role.name: number}
         return number
 

@@ -1,36 +1,84 @@
-"""Measures for how long the machine's processors kept a process waiting that wanted to run.
+"""Measures for how long each process of a run was ready to run, but got no processor.
 
-A hand-over that is late by no more than that shows nothing about the lock.
+On a busy machine, a process may wait for seconds. A hand-over that is late by no more than that shows nothing about the
+lock. The Linux kernel counts the waits of each thread (its ``schedstat``). On other systems, no waits are known.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from airflow_dynamo_lock.client.clock import monotonic
 
-# How long the measuring thread sleeps, and by how much it is late on an idle machine; seconds.
-_NAP, _USUAL = 0.05, 0.02
+#: Number of the process that measures. It runs the proxies, so all other processes depend on it.
+OWN = 0
 
-#: A time at which a thread was late, and by how many seconds.
-Lag = tuple[float, float]
+# Time between two measurements, and the shortest wait that is noted, in seconds.
+_INTERVAL, _SHORTEST = 0.25, 0.01
+
+
+@dataclass(frozen=True)
+class Lag:
+    """A wait for a processor.
+
+    :ivar process: number of the process in the run, or `OWN`.
+    :ivar at: when the wait was noticed: soon after its end, monotonic seconds.
+    """
+
+    process: int
+    at: float
+    seconds: float
+
+
+class Meter:
+    """Reads the kernel's counters.
+
+    :param pids: returns the pid of each process that has been started so far, by its number.
+    """
+
+    def __init__(self, pids: Callable[[], Mapping[int, int]], proc: Path = Path("/proc")) -> None:
+        self._pids, self._proc = pids, proc
+        self._before: dict[int, dict[str, int]] = {}
+
+    def measure(self, now: float) -> Iterator[Lag]:
+        """Yield the waits since the last measurement. In each process, the thread that waited longest counts."""
+        for process, pid in {OWN: os.getpid(), **self._pids()}.items():
+            waited = self.waited(pid)
+            before = self._before.get(process, {})
+            self._before[process] = waited
+            seconds = max((waited[each] - before.get(each, 0) for each in waited), default=0) / 1e9
+            if seconds >= _SHORTEST:
+                yield Lag(process, now, seconds)
+
+    def waited(self, pid: int) -> dict[str, int]:
+        """Return for how many nanoseconds each thread has waited so far; none if the process has ended."""
+        waited = {}
+        for path in self._proc.glob(f"{pid}/task/*/schedstat"):
+            try:
+                _, nanoseconds, _ = path.read_text().split()
+            except OSError:  # the thread has just ended
+                continue
+            waited[path.parent.name] = int(nanoseconds)
+        return waited
 
 
 @contextmanager
-def measured() -> Iterator[list[Lag]]:
-    """Measure during the block: a thread sleeps for short times, and notes by how much it woke up late."""
+def measured(pids: Callable[[], Mapping[int, int]]) -> Iterator[list[Lag]]:
+    """Measure during the block (`Meter`)."""
     lags: list[Lag] = []
     end = threading.Event()
 
+    meter = Meter(pids)
+    list(meter.measure(monotonic()))  # the waits of this process before the block
+
     def measure() -> None:
-        before = monotonic()
-        while not end.wait(_NAP):
-            now = monotonic()
-            if (late := now - before - _NAP) > _USUAL:
-                lags.append((now, late))
-            before = now
+        while not end.wait(_INTERVAL):
+            lags.extend(meter.measure(monotonic()))
 
     thread = threading.Thread(target=measure, daemon=True)
     thread.start()
@@ -41,6 +89,10 @@ def measured() -> Iterator[list[Lag]]:
         thread.join()
 
 
-def seconds_lost(lags: Sequence[Lag], begin: float, end: float) -> float:
-    """Return for how long a process had to wait for a processor in a time span."""
-    return sum(late for at, late in lags if begin < at and at - late < end)
+def seconds_lost(lags: Sequence[Lag], process: int, begin: float, end: float) -> float:
+    """Return for how long this process, and the one with the proxies, waited for a processor in a time span."""
+    return sum(
+        lag.seconds
+        for lag in lags
+        if lag.process in (OWN, process) and begin < lag.at and lag.at - lag.seconds < end
+    )

@@ -6,19 +6,18 @@ from collections.abc import Iterator
 
 from proof.chaos.evidence import Evidence
 from proof.chaos.exchanges import Exchange
-from proof.chaos.starvation import seconds_lost
 
 # The story begins this many seconds before the hand-over.
 _BEFORE = 1.5
 
 
-def story(evidence: Evidence, key: str, begin: float, end: float) -> Iterator[str]:
+def story(evidence: Evidence, key: str, begin: float, end: float, lost: float) -> Iterator[str]:
     """Yield the lines of the story. Times are in seconds since the hand-over began.
 
     :param begin: when the former holder ended.
     :param end: when the lock was granted.
+    :param lost: for how many seconds the next holder waited for a processor.
     """
-    lost = seconds_lost(evidence.lags, begin, end)
     yield f"the lock {key!r}, from {begin:.3f} for {end - begin:.3f} s, {lost:.2f} s of it without a processor"
     yield f"in the queue: {', '.join(waiters(evidence, key, begin).values()) or 'nobody'}"
     lines = [

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
+import os
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deployments.proxy import Seen
-from proof.chaos import starvation
 from proof.chaos.evidence import Evidence, Incident
 from proof.chaos.exchanges import Exchange, Exchanges
 from proof.chaos.log import Event
 from proof.chaos.records import Held, Record
 from proof.chaos.report import report
+from proof.chaos.starvation import OWN, Lag, Meter, seconds_lost
 
 FIRST, SECOND = "0999/000000000000007/x", "0999/000000000000008/y"
 
@@ -29,7 +31,7 @@ def a_run(
     granted_at: float,
     *,
     place: str = FIRST,
-    lags: list[starvation.Lag] | None = None,
+    lags: list[Lag] | None = None,
     incidents: list[Incident] | None = None,
 ) -> Evidence:
     """A lock that is released at 20, and granted at `granted_at` to a process that has waited since 15."""
@@ -108,9 +110,12 @@ def test_the_details_show_the_waiters_the_reads_and_the_answers() -> None:
 
 
 def test_a_waiter_that_lacked_processor_time_is_excused() -> None:
-    assert report(a_run(24, lags=[(22, 1.0), (23, 0.9)])).violations == []
-    assert report(a_run(24, lags=[(22, 1.0)])).violations != []
-    assert report(a_run(24, lags=[(19, 5.0), (40, 5.0)])).violations != [], "the delays are at other times"
+    assert report(a_run(24, lags=[Lag(1, 22, 1.0), Lag(OWN, 23, 0.9)])).violations == []
+    assert report(a_run(24, lags=[Lag(1, 22, 1.0)])).violations != []
+    assert report(a_run(24, lags=[Lag(1, 22, 1.0), Lag(2, 23, 0.9)])).violations != [], (
+        "another process waited"
+    )
+    assert report(a_run(24, lags=[Lag(1, 19, 5.0), Lag(1, 40, 5.0)])).violations != [], "at other times"
 
 
 def test_a_waiter_that_waited_for_the_engine_is_excused() -> None:
@@ -129,23 +134,28 @@ def test_a_waiter_that_was_stopped_is_excused() -> None:
     assert report(a_run(24, incidents=[Incident("SIGSTOP", 21, 22, process=1)])).violations == []
 
 
-def test_a_thread_that_wakes_up_late_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 0.05, 0.10, 1.15, 1.2])
-    end = threading.Event()
+def test_waits_for_a_processor_are_read_from_the_kernel(tmp_path: Path) -> None:
+    def a_thread(pid: int, thread: int, waited: float) -> None:
+        path = tmp_path / f"{pid}/task/{thread}/schedstat"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"123456 {round(waited * 1e9)} 7\n")
 
-    def now() -> float:
-        at = next(times, None)
-        if at is None:
-            end.set()
-            return 1.25
-        return at
+    meter = Meter(lambda: {1: 100, 2: 200, 3: 300}, tmp_path)  # the third has ended
+    a_thread(100, 100, 5.0)
+    a_thread(200, 200, 1.0)
+    list(meter.measure(10.0))
+    a_thread(100, 100, 5.5)
+    a_thread(100, 101, 0.75)
+    lags = list(meter.measure(10.1))
 
-    monkeypatch.setattr(starvation, "monotonic", now)
-    with starvation.measured() as lags:
-        assert end.wait(60)
-    assert [(at, round(late, 3)) for at, late in lags] == [(1.15, 1.0)]
-    assert starvation.seconds_lost(lags, 1.0, 1.1) == pytest.approx(1.0)
-    assert starvation.seconds_lost(lags, 1.2, 2.0) == 0
+    assert lags == [Lag(1, 10.1, 0.75)]
+    assert seconds_lost(lags, 1, 9.0, 9.5) == 0.75
+    assert seconds_lost(lags, 1, 8.0, 9.0) == seconds_lost(lags, 1, 10.2, 11.0) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the counters are those of Linux")
+def test_the_kernel_counts_the_waits_of_this_process() -> None:
+    assert str(os.getpid()) in Meter(dict).waited(os.getpid())
 
 
 def answered(action: str, params: dict[str, Any], status: int, output: dict[str, Any]) -> list[Exchange]:
