@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,13 +57,13 @@ class Meter:
 
     def waited(self, pid: int) -> dict[str, int]:
         """Return for how many nanoseconds each thread has waited so far; none if the process has ended."""
+        threads = self._proc / str(pid) / "task"
         waited = {}
-        for path in self._proc.glob(f"{pid}/task/*/schedstat"):
-            try:
-                _, nanoseconds, _ = path.read_text().split()
-            except OSError:  # the thread has just ended
-                continue
-            waited[path.parent.name] = int(nanoseconds)
+        with suppress(OSError):
+            for thread in os.listdir(threads):
+                with suppress(OSError):  # it has just ended
+                    _, nanoseconds, _ = (threads / thread / "schedstat").read_text().split()
+                    waited[thread] = int(nanoseconds)
         return waited
 
 
