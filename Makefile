@@ -19,8 +19,8 @@ PACKAGES = --extra embedded pyproject.toml packages/client/pyproject.toml --no-e
 help:
 	@echo 'make demo    two Airflow deployments take turns on one lock; KEEP=1 leaves their web interfaces up'
 	@echo 'make test    every rule, once, in five to nine minutes on 2 cores; one run of two real Airflow deployments among them'
-	@echo 'make proof   all other tests, in 45 minutes: a second engine, disasters in a real Airflow, in real processes, 200 waiters,'
-	@echo '             fuzzing, permissions, other libraries, HISTORIES=10000, make matrix SHORT=1;'
+	@echo 'make proof   all other tests, in 45 minutes: a second engine, disasters in a real Airflow and in real processes,'
+	@echo '             200 waiters, fuzzing, permissions, other libraries, HISTORIES=10000, make matrix SHORT=1;'
 	@echo '             TESTS="tests/chaos -k minute" chooses tests, AIRFLOW=3.0.6 a release for a whole matrix'
 	@echo 'make matrix  the Airflow layer and a real deployment on each release of Airflow under its own pins, and once as'
 	@echo '             production has it (PostgreSQL, Celery, two triggerers), nearly an hour; AIRFLOW=3.0.6 for one,'

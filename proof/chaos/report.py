@@ -49,8 +49,7 @@ class HandOver:
     :ivar how: how the first holder ended; a key of `BOUNDS`.
     :ivar begin: when it ended, monotonic seconds.
     :ivar end: when the lock was granted.
-    :ivar link: link of the next holder; empty if it did not receive the grant.
-    :ivar process: number of its process; -1 if it did not receive the grant.
+    :ivar grant: the next holder's use of its lease; None if it did not receive the grant.
     :ivar behind: whether others were ahead of the next holder in the queue, dead or alive.
     :ivar undisturbed: whether the next holder already waited, and no incident affected it meanwhile.
         Otherwise no bound applies.
@@ -60,8 +59,7 @@ class HandOver:
     key: str
     begin: float
     end: float
-    link: str
-    process: int
+    grant: LeaseUse | None
     behind: bool
     undisturbed: bool
 
@@ -147,9 +145,11 @@ def late(evidence: Evidence, hand_overs: Sequence[HandOver]) -> Iterator[Violati
     """Yield the undisturbed hand-overs that took longer than their bound, and than round trips and lack of
     processors explain, each with its whole story."""
     for each in hand_overs:
-        lost = seconds_lost(evidence.lags, each.process, each.begin, each.end)
-        explained = _ROUND_TRIPS + lost + _seconds_asked(evidence, each)
-        if each.undisturbed and each.seconds > each.bound + explained:
+        if each.grant is None or not each.undisturbed:
+            continue
+        lost = seconds_lost(evidence.lags, each.grant.process, each.begin, each.end)
+        asked = _seconds_asked(evidence, evidence.links[each.grant.role], each.begin, each.end)
+        if each.seconds > each.bound + _ROUND_TRIPS + lost + asked:
             exchanges = "\n      ".join(story(evidence, each.key, each.begin, each.end, lost))
             yield Violation(
                 "lateness",
@@ -158,14 +158,14 @@ def late(evidence: Evidence, hand_overs: Sequence[HandOver]) -> Iterator[Violati
             )
 
 
-def _seconds_asked(evidence: Evidence, hand_over: HandOver) -> float:
-    """Return for how long the next holder waited for answers of the engine, which may lack a processor itself."""
-    seconds, until = 0.0, hand_over.begin
+def _seconds_asked(evidence: Evidence, link: str, begin: float, end: float) -> float:
+    """Return for how long a link's requests waited for answers of the engine, which may lack a processor itself."""
+    seconds, until = 0.0, begin
     for each in sorted(evidence.exchanges, key=lambda each: each.sent):
-        end = min(each.at, hand_over.end)
-        if each.link == hand_over.link and end > max(until, each.sent):
-            seconds += end - max(until, each.sent)
-            until = end
+        answered = min(each.at, end)
+        if each.link == link and answered > max(until, each.sent):
+            seconds += answered - max(until, each.sent)
+            until = answered
     return seconds
 
 
@@ -248,8 +248,7 @@ def _after_release(evidence: Evidence) -> Iterator[HandOver]:
                 key,
                 freed.at,
                 granted.at,
-                "" if grant is None else evidence.links[grant.role],
-                -1 if grant is None else grant.process,
+                grant,
                 behind=_was_behind(evidence, key, lease_id, freed, grant),
                 undisturbed=grant is not None and _undisturbed(evidence, grant, freed.at),
             )
@@ -304,8 +303,7 @@ def _after_death(evidence: Evidence) -> Iterator[HandOver]:
                     grant.key,
                     since,
                     grant.begin,
-                    evidence.links[grant.role],
-                    grant.process,
+                    grant,
                     behind=_was_behind(evidence, grant.key, grant.lease_id, last, grant),
                     undisturbed=_undisturbed(evidence, grant, since),
                 )

@@ -38,12 +38,13 @@ class Lag:
 class Meter:
     """Reads the kernel's counters.
 
-    :param pids: returns the pid of each process that has been started so far, by its number.
+    :param pids: returns the pid of each process that has been started so far, by its number. All of them are started
+        after the meter was made.
     """
 
     def __init__(self, pids: Callable[[], Mapping[int, int]], proc: Path = Path("/proc")) -> None:
         self._pids, self._proc = pids, proc
-        self._before: dict[int, dict[str, int]] = {}
+        self._before = {OWN: self.waited(os.getpid())}
 
     def measure(self, now: float) -> Iterator[Lag]:
         """Yield the waits since the last measurement. In each process, the thread that waited longest counts."""
@@ -74,7 +75,6 @@ def measured(pids: Callable[[], Mapping[int, int]]) -> Iterator[list[Lag]]:
     end = threading.Event()
 
     meter = Meter(pids)
-    list(meter.measure(monotonic()))  # the waits of this process before the block
 
     def measure() -> None:
         while not end.wait(_INTERVAL):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from proof.chaos.exchanges import Exchange, Exchanges
 from proof.chaos.log import Event
 from proof.chaos.records import Held, Record
 from proof.chaos.report import report
-from proof.chaos.starvation import OWN, Lag, Meter, seconds_lost
+from proof.chaos.starvation import OWN, Lag, Meter, measured, seconds_lost
 
 FIRST, SECOND = "0999/000000000000007/x", "0999/000000000000008/y"
 
@@ -140,10 +142,11 @@ def test_waits_for_a_processor_are_read_from_the_kernel(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"123456 {round(waited * 1e9)} 7\n")
 
+    a_thread(os.getpid(), 1, 9.0)  # before the run
     meter = Meter(lambda: {1: 100, 2: 200, 3: 300}, tmp_path)  # the third has ended
     a_thread(100, 100, 5.0)
     a_thread(200, 200, 1.0)
-    list(meter.measure(10.0))
+    assert list(meter.measure(10.0)) == [Lag(1, 10.0, 5.0), Lag(2, 10.0, 1.0)]
     a_thread(100, 100, 5.5)
     a_thread(100, 101, 0.75)
     lags = list(meter.measure(10.1))
@@ -151,6 +154,21 @@ def test_waits_for_a_processor_are_read_from_the_kernel(tmp_path: Path) -> None:
     assert lags == [Lag(1, 10.1, 0.75)]
     assert seconds_lost(lags, 1, 9.0, 9.5) == 0.75
     assert seconds_lost(lags, 1, 8.0, 9.0) == seconds_lost(lags, 1, 10.2, 11.0) == 0
+
+
+def test_waits_are_measured_during_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    measurements, measured_twice = itertools.count(1), threading.Event()
+
+    def measure(_: Meter, now: float) -> list[Lag]:
+        if next(measurements) == 2:
+            measured_twice.set()
+        return [Lag(1, now, 1.0)]
+
+    monkeypatch.setattr(Meter, "measure", measure)
+    with measured(dict) as lags:
+        assert measured_twice.wait(60)
+    assert len(lags) >= 2
+    assert {(each.process, each.seconds) for each in lags} == {(1, 1.0)}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the counters are those of Linux")
