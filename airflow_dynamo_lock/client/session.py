@@ -34,7 +34,7 @@ from airflow_dynamo_lock.core.lock.presence import Presence
 from airflow_dynamo_lock.core.lock.release import ReleaseProgress
 from airflow_dynamo_lock.core.model import arguments
 from airflow_dynamo_lock.core.model.arguments import Seconds, milliseconds, seconds
-from airflow_dynamo_lock.core.model.edits import Change, Enter, Heartbeat
+from airflow_dynamo_lock.core.model.edits import Change, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,
     LockDeadlockError,
@@ -263,9 +263,10 @@ class ClientCore:
         """Add a process. It relies on no more than the grace (R9), because a drained lease ends then."""
         arguments.checked_id("A process's id", process)
         lease = one_lease(lease)
-        lease = replace(lease, lease_ms=min(lease.lease_ms, lease.grace_ms), term=Term(monotonic))
-        outcome = yield from self.operations.renewing.renew(
-            lease.key, lease.lease_id, lease.lease_ms, Enter(process)
+        until, relies_ms = monotonic() + lease.lease_ms / 1000, min(lease.lease_ms, lease.grace_ms)
+        lease = replace(lease, lease_ms=relies_ms, term=Term(monotonic))
+        outcome = yield from self.operations.renewing.enter(
+            lease.key, lease.lease_id, relies_ms, process, until
         )
         if isinstance(outcome, Draining):
             raise LockLostError(

@@ -31,7 +31,7 @@ from airflow_dynamo_lock.core.liveness import MAX_CLOCK_SKEW, Observer
 from airflow_dynamo_lock.core.lock.operations import Operations
 from airflow_dynamo_lock.core.lock.presence import Presence
 from airflow_dynamo_lock.core.model.claim import Claim
-from airflow_dynamo_lock.core.model.edits import Enter, Heartbeat
+from airflow_dynamo_lock.core.model.edits import Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockAccessError,
     LockConflictError,
@@ -276,7 +276,17 @@ class Host:
 
     def enter(self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000) -> Any:
         """Add a guarded process to a lease. Returns `Renewed`, `Draining` or `Lost`."""
-        return self.run(self.operations.renewing.renew(KEY, lease_id or self.name, lease_ms, Enter(process)))
+        return self.start_enter(process, lease_id, lease_ms=lease_ms).finish()
+
+    def start_enter(
+        self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000, retry_for: float = 30.0
+    ) -> Paused[Any]:
+        """Start to add a guarded process to a lease, and stop before the first effect."""
+        return self.start(
+            self.operations.renewing.enter(
+                KEY, lease_id or self.name, lease_ms, process, self.now() + retry_for
+            )
+        )
 
     def start_leave(self, process: str, *, slots: int = 1, release: bool = False) -> Paused[Any]:
         """Start to remove a guarded process from the lease named as this host, and stop before the first effect."""

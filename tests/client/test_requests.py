@@ -13,6 +13,7 @@ from airflow_dynamo_lock import Lease, LockClient
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
 from deployments.clients import SLOW, async_lock_client
 from deployments.engines import DynamoDBLocal
+from deployments.patience import PATIENCE
 from deployments.proxy import Proxy, Seen
 from tests.client.conftest import MakeClient
 
@@ -141,7 +142,6 @@ async def test_a_thousand_coroutines_that_wait_for_fifty_locks_share_one_read_pe
             asyncio.create_task(waiters.acquire(name, poll_interval=POLL)) for name in held for _ in range(20)
         ]
         try:
-            await asyncio.to_thread(proxy.wait_for, 1, "BatchGetItem", within=60)
             await _until_all_wait(proxy, len(tasks))
 
             begun, first = time.monotonic(), len(proxy.seen)
@@ -155,7 +155,7 @@ async def test_a_thousand_coroutines_that_wait_for_fifty_locks_share_one_read_pe
             # Another client frees one lock. Exactly one waiter is woken: it reads the queue, acquires and dequeues.
             first = len(proxy.seen)
             assert await holder.release(held[f"{key}-17"])
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE)
             (granted,) = done
             assert granted.result().key == f"{key}-17"
             woken = [each.what for each in _of_waiting(proxy, first) if each.what != "BatchGetItem"]
@@ -168,7 +168,7 @@ async def test_a_thousand_coroutines_that_wait_for_fifty_locks_share_one_read_pe
 
 async def _until_all_wait(proxy: Proxy, waiters: int) -> None:
     """Wait until all waiters are queued, and one more poll has been sent."""
-    await asyncio.to_thread(proxy.wait_for, waiters, "PutItem", within=120)
+    await asyncio.to_thread(proxy.wait_for, waiters, "PutItem", within=600)
     await asyncio.to_thread(proxy.wait_for, proxy.whats().count("BatchGetItem") + 1, "BatchGetItem")
 
 

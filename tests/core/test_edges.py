@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import repeat
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -298,6 +299,32 @@ def test_a_late_grant_with_the_callers_lease_id_is_not_released(slow: Slow) -> N
 
     assert lease.remaining() > 8
     assert list(locks.get(KEY).holders) == ["mine"]  # type: ignore[union-attr]
+
+
+def test_a_process_enters_for_as_long_as_its_lease_lasts_without_a_heartbeat(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only for the grace, which is shorter: it limits how long the process relies on one heartbeat."""
+
+    def pause(seconds: float) -> None:
+        slow.now += seconds
+
+    monkeypatch.setattr("airflow_dynamo_lock.client.threads.time", SimpleNamespace(sleep=pause))
+    locks = LockClient(slow, table=TABLE, lease=30, release_grace=6)
+    lease = locks.acquire(KEY)
+    slow.failures = 25
+    begun = slow.now
+
+    entered = locks.enter(lease, "pid-1")
+
+    assert slow.now - begun > 25
+    assert 5 < entered.remaining() < 6
+
+    slow.failures = 100
+    begun = slow.now
+    with pytest.raises(LockUnavailableError):
+        locks.enter(lease, "pid-2")
+    assert 28 < slow.now - begun < 30
 
 
 def test_a_lease_is_lost_before_its_release_is_sent(slow: Slow) -> None:

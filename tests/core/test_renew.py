@@ -8,11 +8,11 @@ import pytest
 
 from airflow_dynamo_lock.core.effects import Request
 from airflow_dynamo_lock.core.model.edits import Heartbeat
-from airflow_dynamo_lock.core.model.errors import LockAccessError, LockLostError
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockLostError, LockUnavailableError
 from airflow_dynamo_lock.core.model.lease import Lease, Term
 from airflow_dynamo_lock.core.model.limits import MARGIN
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Renewed
-from proof.simulator.stepped import DENIED, KEY, LOST, UNSENT, Host, Paused, World, a_lease
+from proof.simulator.stepped import CONFLICT, DENIED, KEY, LOST, UNSENT, Host, Paused, World, a_lease
 
 
 @pytest.fixture
@@ -209,6 +209,64 @@ def test_a_lease_survives_json_and_is_not_valid_until_it_is_renewed() -> None:
 
     assert copy == lease
     assert (lease.remaining() > 0, copy.remaining()) == (True, 0.0)
+
+
+# -- entering ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [UNSENT, LOST, CONFLICT])
+def test_a_process_enters_when_dynamodb_answers_again(world: World, host: Host, fault: str) -> None:
+    host.take()
+    world.faults.extend([fault] * 20)
+
+    entered = host.enter("pid-1")
+
+    assert not world.faults
+    assert isinstance(entered, Renewed)
+    assert entered.stamped_at == host.now(), "the process relies on the attempt that was answered"
+    assert list(world.record().holders["a"].processes) == ["pid-1"]
+
+
+def test_entering_is_tried_again_after_a_second(world: World, host: Host) -> None:
+    host.take()
+    world.faults.extend([UNSENT] * 3)
+
+    host.enter("pid-1")
+
+    assert world.now == 3.0
+
+
+def test_a_process_that_enters_gives_up_after_its_time(world: World, host: Host) -> None:
+    host.take()
+    world.faults.extend([UNSENT] * 1000)
+
+    with pytest.raises(LockUnavailableError):
+        host.start_enter("pid-1", retry_for=10.0).finish()
+
+    assert world.now == 9.0, "another second would be its end"
+
+
+def test_a_process_that_is_denied_access_does_not_try_again(world: World, host: Host) -> None:
+    host.take()
+    world.faults.append(DENIED)
+
+    with pytest.raises(LockAccessError):
+        host.enter("pid-1")
+
+    assert world.now == 0.0
+
+
+def test_no_process_enters_a_lease_that_was_broken_while_dynamodb_did_not_answer(
+    world: World, host: Host
+) -> None:
+    host.take()
+    world.faults.extend([UNSENT] * 3)
+    entering = host.start_enter("pid-1")
+    while world.faults:
+        entering.step()
+    Host(world, "person").run(host.operations.admin.break_(KEY, "a"))
+
+    assert isinstance(entering.finish(), Lost)
 
 
 # -- the heartbeat loop ---------------------------------------------------------------------------------------------

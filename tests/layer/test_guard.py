@@ -18,6 +18,7 @@ from airflow_dynamo_lock.client import held
 from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
+from deployments.clients import lock_client
 from deployments.proxy import Proxy
 from tests.layer.guarded import guarded
 
@@ -108,6 +109,19 @@ def test_no_task_starts_that_the_guard_would_stop_at_once(
     assert inside.leases[0].remaining() > GRACE / 2
     inside.leave()
     assert not task.killed.is_set()
+
+
+def test_a_task_starts_when_dynamodb_answers_again(
+    locks: LockClient, key: str, task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = locks.acquire(key, lease=600)
+    with Proxy(locks._client.meta.endpoint_url) as proxy, lock_client("sync", proxy.endpoint_url) as client:
+        inside = Guard(client, [lease], task)
+        with proxy.losing_replies("GetItem", times=2):  # each attempt of the client is two of the SDK
+            inside.enter()
+        assert f"Entering the lock '{key}' (lease {lease.lease_id}) failed, trying again: " in caplog.text
+        assert inside.leases[0].remaining() > 0
+        inside.leave()
 
 
 def test_a_lease_released_meanwhile_is_free_when_the_process_leaves(

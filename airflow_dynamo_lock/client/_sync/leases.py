@@ -217,10 +217,13 @@ class Leases(ThreadRuntime):
     def enter(self, lease: Lease, process: str) -> Lease:
         """Note in the record that a process works under the lease (R8), and send a heartbeat.
 
+        That is repeated while DynamoDB does not answer, for as long as the lease lasts without a heartbeat.
+
         :param lease: the lease.
         :param process: a unique id of the process.
         :returns: the lease as that process may count on it: for the release grace at most, renewed by `keep_alive`.
         :raises LockLostError: the lease is lost or draining; the process must not start.
+        :raises LockUnavailableError: DynamoDB has not answered for that long.
         """
         return self._run(self._core.enter(lease, process))
 

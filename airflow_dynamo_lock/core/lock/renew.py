@@ -22,7 +22,7 @@ from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.events import notify
 from airflow_dynamo_lock.log import log
 
-# Longest pause before a failed heartbeat is repeated, in seconds.
+# Longest pause before a failed heartbeat or enter is repeated, in seconds.
 _RETRY_PAUSE = 1.0
 
 
@@ -87,6 +87,27 @@ class Renewing:
             "lease came first each time.",
             maybe_applied=False,
         )
+
+    def enter(
+        self, key: str, lease_id: str, lease_ms: int, process: str, until: float
+    ) -> Operation[Renewed | Draining | Lost]:
+        """Add a process to those inside. Try again while DynamoDB does not answer: the record shows whether the lease
+        is still held, so it is never too late to enter.
+
+        :param lease_ms: how long the process may rely on the lease, milliseconds.
+        :param until: time of the last attempt at the latest, monotonic seconds.
+        :raises LockUnavailableError: DynamoDB has not answered until then.
+        """
+        while True:
+            try:
+                return (yield from self.renew(key, lease_id, lease_ms, Enter(process)))
+            except LockUnavailableError as failure:
+                if self.requests.stamp().at + _RETRY_PAUSE >= until:
+                    raise
+                log.warning(
+                    "Entering the lock %r (lease %s) failed, trying again: %s", key, lease_id, failure
+                )
+            yield Sleep(_RETRY_PAUSE)
 
     def cool_down(self, key: str, holder: Holder, rest_ms: int, usual_ms: int | None) -> Operation[Reply]:
         """End a lease that `min_hold` keeps for another `rest_ms` milliseconds; it expires by itself then.
