@@ -254,16 +254,15 @@ class ClientCore:
 
     def keep_for_processes(self, lease: Lease | LeaseSet, interval: Seconds) -> Operation[Draining | Lost]:
         """Send heartbeats for processes that enter the lease and leave it, until the lease drains or is gone."""
-        every = self.interval(lease, interval)
-        return self.operations.renewing.keep_for_processes(
-            [each.checked() for each in leases_of(lease)], every
-        )
+        leases = [each.checked() for each in leases_of(lease)]
+        return self.operations.renewing.keep_for_processes(leases, self.interval(lease, interval))
 
     def enter(self, lease: Lease, process: str) -> Operation[Lease]:
         """Add a process. It relies on no more than the grace (R9), because a drained lease ends then."""
         arguments.checked_id("A process's id", process)
         lease = one_lease(lease)
-        until, relies_ms = monotonic() + lease.lease_ms / 1000, min(lease.lease_ms, lease.grace_ms)
+        until = monotonic() + lease.lease_ms / 1000
+        relies_ms = min(lease.lease_ms, lease.grace_ms)
         lease = replace(lease, lease_ms=relies_ms, term=Term(monotonic))
         outcome = yield from self.operations.renewing.enter(
             lease.key, lease.lease_id, relies_ms, process, until

@@ -274,12 +274,14 @@ class Host:
         """Send a heartbeat. Returns `Renewed` or `Lost`."""
         return self.run(self.operations.renewing.renew(KEY, lease_id or self.name, lease_ms, Heartbeat()))
 
-    def enter(self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000) -> Any:
+    def enter(
+        self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000, retry_for: float = 0.0
+    ) -> Any:
         """Add a guarded process to a lease. Returns `Renewed`, `Draining` or `Lost`."""
-        return self.start_enter(process, lease_id, lease_ms=lease_ms).finish()
+        return self.start_enter(process, lease_id, lease_ms=lease_ms, retry_for=retry_for).finish()
 
     def start_enter(
-        self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000, retry_for: float = 30.0
+        self, process: str, lease_id: str | None = None, *, lease_ms: int = 15_000, retry_for: float = 0.0
     ) -> Paused[Any]:
         """Start to add a guarded process to a lease, and stop before the first effect."""
         return self.start(

@@ -219,7 +219,7 @@ def test_a_process_enters_when_dynamodb_answers_again(world: World, host: Host, 
     host.take()
     world.faults.extend([fault] * 20)
 
-    entered = host.enter("pid-1")
+    entered = host.enter("pid-1", retry_for=30.0)
 
     assert not world.faults
     assert isinstance(entered, Renewed)
@@ -231,7 +231,7 @@ def test_entering_is_tried_again_after_a_second(world: World, host: Host) -> Non
     host.take()
     world.faults.extend([UNSENT] * 3)
 
-    host.enter("pid-1")
+    host.enter("pid-1", retry_for=30.0)
 
     assert world.now == 3.0
 
@@ -241,7 +241,7 @@ def test_a_process_that_enters_gives_up_after_its_time(world: World, host: Host)
     world.faults.extend([UNSENT] * 1000)
 
     with pytest.raises(LockUnavailableError):
-        host.start_enter("pid-1", retry_for=10.0).finish()
+        host.enter("pid-1", retry_for=10.0)
 
     assert world.now == 9.0, "another second would be its end"
 
@@ -251,7 +251,7 @@ def test_a_process_that_is_denied_access_does_not_try_again(world: World, host: 
     world.faults.append(DENIED)
 
     with pytest.raises(LockAccessError):
-        host.enter("pid-1")
+        host.enter("pid-1", retry_for=30.0)
 
     assert world.now == 0.0
 
@@ -261,7 +261,7 @@ def test_no_process_enters_a_lease_that_was_broken_while_dynamodb_did_not_answer
 ) -> None:
     host.take()
     world.faults.extend([UNSENT] * 3)
-    entering = host.start_enter("pid-1")
+    entering = host.start_enter("pid-1", retry_for=30.0)
     while world.faults:
         entering.step()
     Host(world, "person").run(host.operations.admin.break_(KEY, "a"))
