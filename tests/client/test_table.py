@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -175,7 +176,7 @@ def test_a_failed_request_never_counts_as_a_success(
             lambda: refused.renew(lease),
             lambda: refused.release(lease),
             lambda: refused.get(key),
-            lambda: refused.enter(lease, "pid-1"),
+            lambda: refused.enter(replace(lease, lease_ms=1000), "pid-1"),  # tries again within that time
             lambda: refused.break_lock(key, "id"),
             refused.check_table,
         ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
@@ -24,15 +24,16 @@ MORE = float(os.environ.get("FUZZ", "1"))
 _ONCE = Config(retries={"total_max_attempts": 1})
 
 
-def examples(count: int) -> settings:
-    """Return settings for `count` examples, times ``FUZZ``."""
-    return settings(
+def examples(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a test that runs with `count` examples, times ``FUZZ``. It is part of the proof."""
+    chosen = settings(
         max_examples=round(count * MORE),
         deadline=None,
         derandomize=MORE == 1,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
+    return lambda test: pytest.mark.proof(chosen(test))
 
 
 def _make_table(client: Any) -> None:

@@ -60,14 +60,12 @@ def whole_life(
     table.delete(key)
 
 
-@pytest.mark.proof
 @examples(60)
 @given(key=keys, lease_id=ids, process=ids, owner=texts, data=payloads, about=st.dictionaries(texts, texts))
 def test_all_of_unicode_on_moto(moto_table: Table, **given_texts: Any) -> None:
     whole_life(moto_table, **given_texts)
 
 
-@pytest.mark.proof
 @examples(25)
 @given(key=keys, lease_id=ids, process=ids, owner=texts, data=payloads, about=st.dictionaries(texts, texts))
 def test_all_of_unicode_on_dynamodb_local(local_table: Table, **given_texts: Any) -> None:

@@ -4,7 +4,6 @@ that it does not understand.
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,14 +34,12 @@ def try_out(table: Table, key: str, item: Item, move: str, data: st.DataObject, 
             table.delete(key, PLACE)
 
 
-@pytest.mark.proof
 @examples(500)
 @given(key=keys, item=items, move=moves, data=st.data())
 def test_on_moto(moto_table: Table, key: str, item: Item, move: str, data: st.DataObject) -> None:
     try_out(moto_table, key, item, move, data, strict=False)
 
 
-@pytest.mark.proof
 @examples(180)
 @given(key=keys, item=items, move=moves, data=st.data())
 def test_on_dynamodb_local(local_table: Table, key: str, item: Item, move: str, data: st.DataObject) -> None:
