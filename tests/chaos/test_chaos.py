@@ -16,6 +16,7 @@ import pytest
 from airflow_dynamo_lock import LockUnavailableError
 from deployments.clients import lock_client
 from deployments.engines import DynamoDBLocal, MotoServer
+from deployments.patience import PATIENCE
 from deployments.proxy import Proxy, Rule
 from proof.chaos.__main__ import run
 from proof.chaos.report import as_text
@@ -54,11 +55,11 @@ def test_no_process_survives_a_run(ending: signal.Signals, tmp_path: Path) -> No
         actor = next(each for each in children if each.ppid() != chaos.pid)
         actor.suspend()  # so that it cannot end by itself
         chaos.send_signal(ending)
-        code = chaos.wait(30)
+        code = chaos.wait(PATIENCE)
     finally:
         chaos.kill()
         chaos.wait()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE)
     assert alive == []
     if ending != signal.SIGKILL:
         assert code == 130
@@ -67,7 +68,7 @@ def test_no_process_survives_a_run(ending: signal.Signals, tmp_path: Path) -> No
 
 def _descendants(process: subprocess.Popen[bytes], *, at_least: int) -> list[psutil.Process]:
     """Wait until a process has that many descendants, and return them."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while len(children := psutil.Process(process.pid).children(recursive=True)) < at_least:
         assert time.monotonic() < deadline, f"only {len(children)} processes have started"
         time.sleep(0.1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from deployments.patience import PATIENCE
 from deployments.proxy import Seen
 from proof.chaos.evidence import Evidence, Incident
 from proof.chaos.exchanges import Exchange, Exchanges
@@ -166,7 +167,7 @@ def test_waits_are_measured_during_the_whole_run(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Meter, "measure", measure)
     with measured(dict) as lags:
-        assert measured_twice.wait(60)
+        assert measured_twice.wait(PATIENCE)
     assert len(lags) >= 2
     assert {(each.process, each.seconds) for each in lags} == {(1, 1.0)}
 

@@ -11,6 +11,7 @@ import pytest
 from airflow_dynamo_lock import LockClient
 from deployments.clients import lock_client
 from deployments.engines import Engine, MotoServer
+from deployments.patience import PATIENCE
 from tests.client.child import Child
 
 pytestmark = [
@@ -116,7 +117,7 @@ def test_a_fork_waits_for_a_lock_while_its_parent_waits_for_another(
     client.acquire(f"{key}/parent")
     lease = client.acquire(key)
     child.do("wait_in_thread", key=f"{key}/parent")
-    pid = child.do("fork", what="acquire", about="acquired", key=key, timeout=15, poll_interval=0.1)
+    pid = child.do("fork", what="acquire", about="acquired", key=key, timeout=PATIENCE, poll_interval=0.1)
     assert child.receive("waiting") == pid
     client.release(lease)
     assert child.receive("acquired").endswith(f":{pid}"), (
@@ -137,7 +138,9 @@ def test_forks_of_one_process_queue_as_processes_of_their_own(
     lease = client.acquire(key)
     pids = set()
     for _ in range(2):
-        pids.add(child.do("fork", what="acquire", about="acquired", key=key, timeout=15, poll_interval=0.1))
+        pids.add(
+            child.do("fork", what="acquire", about="acquired", key=key, timeout=PATIENCE, poll_interval=0.1)
+        )
         assert child.receive("waiting") in pids
     assert len({waiter.process for waiter in client.waiters(key)}) == 2
 

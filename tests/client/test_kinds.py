@@ -25,7 +25,7 @@ from airflow_dynamo_lock import (
 )
 from deployments.clients import SLOW
 from deployments.engines import Engine, MotoServer
-from deployments.patience import PATIENCE, wait_until
+from deployments.patience import PATIENCE, TooBusyError, on_time, wait_until
 from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
 
@@ -56,7 +56,7 @@ def test_processes_are_granted_the_lock_in_arrival_order(
 ) -> None:
     held = elsewhere.acquire(key)
     clients = [make_client(owner=f"process {number}") for number in range(4)]
-    waiting = [start_waiter(threads, each, key, timeout=60) for each in clients]
+    waiting = [start_waiter(threads, each, key, timeout=PATIENCE) for each in clients]
     waiters = elsewhere.waiters(key)
     assert [each.owner for each in waiters] == [f"process {number}" for number in range(4)]
     assert all(each.until is not None and each.since < each.until for each in waiters)
@@ -106,23 +106,28 @@ def test_waiters_behind_one_that_times_out_receive_their_new_positions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("airflow_dynamo_lock.core.wait.positions._QUEUE_EVERY", 1.0)
-    held = elsewhere.acquire(key)
-    first = start_waiter(threads, make_client(owner="first"), key)
-    second = start_waiter(threads, make_client(owner="second"), key, timeout=4)
-    positions: list[QueuePosition] = []
-    third = start_waiter(threads, make_client(owner="third"), key, on_position=positions.append)
-    wait_until(lambda: positions)
-    assert positions[-1].describe() == "3rd of 3, behind second"
 
-    with pytest.raises(LockTimeoutError):
-        second.result(20)
-    wait_until(lambda: positions[-1].describe() == "2nd of 2, behind first")
+    def attempt(factor: int) -> None:
+        held = elsewhere.acquire(name := f"{key}-{factor}")
+        first = start_waiter(threads, make_client(owner="first"), name)
+        second = start_waiter(threads, make_client(owner="second"), name, timeout=4 * factor)
+        positions: list[QueuePosition] = []
+        third = start_waiter(threads, make_client(owner="third"), name, on_position=positions.append)
+        wait_until(lambda: positions)
 
-    elsewhere.release(held)
-    for each in (first, third):
-        lease = each.result(20)
-        assert isinstance(lease, Lease)
-        elsewhere.break_lock(key, lease.lease_id)
+        with pytest.raises(LockTimeoutError):
+            second.result(PATIENCE)
+        wait_until(lambda: positions[-1].describe() == "2nd of 2, behind first")
+
+        elsewhere.release(held)
+        for each in (first, third):
+            lease = each.result(PATIENCE)
+            assert isinstance(lease, Lease)
+            elsewhere.break_lock(name, lease.lease_id)
+        if positions[0].describe() != "3rd of 3, behind second":
+            raise TooBusyError  # the second had timed out before the third was queued
+
+    on_time(attempt)
 
 
 def test_an_unfair_waiter_sends_only_attempts_and_reads(
@@ -294,7 +299,7 @@ def test_a_lease_that_reclaims_is_marked_took_over(
     make_client: MakeClient, elsewhere: LockClient, key: str
 ) -> None:
     make_client(lease=1.0).acquire(key)
-    lease = elsewhere.acquire(key, poll_interval=0.2, timeout=60)
+    lease = elsewhere.acquire(key, poll_interval=0.2, timeout=PATIENCE)
     assert lease.took_over
     assert Lease.from_dict(lease.as_dict()).took_over
     elsewhere.release(lease)

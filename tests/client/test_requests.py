@@ -186,7 +186,7 @@ def test_threads_that_wait_in_one_process_share_the_poller(
     granted: SimpleQueue[Lease] = SimpleQueue()
 
     def wait(name: str) -> None:
-        granted.put(waiters.acquire(name, poll_interval=poll_interval, timeout=60))
+        granted.put(waiters.acquire(name, poll_interval=poll_interval, timeout=PATIENCE))
 
     with ThreadPoolExecutor(30) as threads:
         for lease in held * 6:
@@ -205,7 +205,7 @@ def test_threads_that_wait_in_one_process_share_the_poller(
             holder.release(lease)
         turns: list[Lease] = []
         while len(turns) < 30:
-            turns.append(granted.get(timeout=20))
+            turns.append(granted.get(timeout=PATIENCE))
             waiters.release(turns[-1])
 
     assert len({lease.lease_id for lease in turns}) == 30

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from airflow_dynamo_lock import LockAccessError, LockClient, LockError, LockTableError, LockUnavailableError
+from deployments.patience import PATIENCE
 from deployments.proxy import Proxy
 from tests.client.conftest import MakeClient
 
@@ -77,7 +78,7 @@ def test_several_clients_can_create_the_table_at_once(
     clients = [make_client(table=table) for _ in range(4)]
 
     for made in [threads.submit(client.create_table) for client in clients]:
-        made.result(20)
+        made.result(PATIENCE)
 
     clients[0].check_table()
 

@@ -183,7 +183,7 @@ def test_many_waiters_do_not_flood_a_slow_dynamodb(make_client: MakeClient, prox
     client = make_client(proxy, sdk={"read_timeout": 0.2, "retries": {"total_max_attempts": 1}})
 
     def take_turns() -> None:
-        client.release(client.acquire(key, poll_interval=0.1, timeout=60), retry_for=60)
+        client.release(client.acquire(key, poll_interval=0.1, timeout=PATIENCE), retry_for=60)
 
     # Thirty requests at once take three times as long as the client waits for each answer.
     with proxy.applying(Rule(lambda _: True, delay=0.02, in_turn=True)), ThreadPoolExecutor(30) as pool:
@@ -201,7 +201,9 @@ def test_many_calls_of_wait_do_not_flood_a_slow_dynamodb(
     client = make_client(proxy, sdk={"read_timeout": 0.2, "retries": {"total_max_attempts": 1}})
 
     with proxy.applying(Rule(lambda _: True, delay=0.02, in_turn=True)), ThreadPoolExecutor(60) as pool:
-        for waiting in [pool.submit(client.wait, key, poll_interval=0.1, timeout=60) for _ in range(60)]:
+        for waiting in [
+            pool.submit(client.wait, key, poll_interval=0.1, timeout=PATIENCE) for _ in range(60)
+        ]:
             assert waiting.result() is None
 
     print(f"\n{len(proxy.seen)} requests")

@@ -24,6 +24,7 @@ from airflow_dynamo_lock import (
     LockValueError,
     sdk_config,
 )
+from airflow_dynamo_lock.core.effects import Sleep
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released
 from deployments.clients import any_clock_skew
 from deployments.patience import PATIENCE, TooBusyError, on_time
@@ -38,7 +39,7 @@ def test_a_waiter_is_granted_the_lock_after_the_release(
     assert lease.token == 0, "foreign formats have no tokens"
     assert elsewhere.try_acquire(key) is None
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(elsewhere.acquire, key, timeout=20, poll_interval=0.05)
+        waiting = pool.submit(elsewhere.acquire, key, timeout=PATIENCE, poll_interval=0.05)
         with pytest.raises(LockTimeoutError, match="Locked by "):
             elsewhere.acquire(key, timeout=0)
         lease = client.renew(lease)
@@ -113,7 +114,7 @@ def test_a_lease_lasts_only_while_heartbeats_are_sent(make_client: MakeClient, k
 @places(engine="moto")  # whose answers have a Date
 def test_a_newcomer_reclaims_a_dead_holder_in_one_attempt(make_client: MakeClient, key: str) -> None:
     lease = make_client(lease=0.2, max_clock_skew=0.1).acquire(key)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     newcomer = make_client(max_clock_skew=0.1)  # it has not observed the lock
     while time.monotonic() < deadline and (successor := newcomer.try_acquire(key)) is None:
         newcomer = make_client(max_clock_skew=0.1)
@@ -229,7 +230,7 @@ def test_many_threads_take_turns(make_client: MakeClient, key: str) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         for done in [pool.submit(contend, client) for client in clients * 2]:
-            done.result(timeout=100)
+            done.result(PATIENCE)
     assert (most, turns) == (1, 24)
 
 
@@ -273,7 +274,7 @@ def test_a_dead_foreign_holder_is_reclaimed_after_its_lease(
     client = make_client(max_clock_skew=1.0)
     items.put(place, key, items.held(place.format, lease=1))
     began = time.monotonic()
-    lease = client.acquire(key, timeout=20, poll_interval=0.1)
+    lease = client.acquire(key, timeout=PATIENCE, poll_interval=0.1)
     assert time.monotonic() - began >= 1.0
     assert lease.took_over
     assert [each.owner for each in lease.reclaimed] == ["theirs"]
@@ -554,7 +555,7 @@ def test_a_key_consists_of_a_partition_key_and_a_sort_key(
         with pytest.raises(LockValueError, match="'partition key::sort key'"):
             client.acquire(wrong)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(make_client().acquire, "ab::c", poll_interval=0.05, timeout=20)
+        waiting = pool.submit(make_client().acquire, "ab::c", poll_interval=0.05, timeout=PATIENCE)
         client.release(lease)
         waiting.result()
     client.release(other)
@@ -602,20 +603,29 @@ def test_a_holder_that_a_foreign_client_overwrites_detects_the_loss(
     assert items.stored(place, key) == late, "the foreign holder remains"
 
 
+def _in_the_pause(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
+    """Let something happen in the second between a write to S3 and the read that confirms it."""
+
+    def pause(_: float) -> Sleep:
+        action()
+        return Sleep(0.0)
+
+    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.Sleep", pause)
+
+
 @places("s3")
 def test_an_acquire_that_is_overwritten_within_a_second_is_no_grant(
     make_client: MakeClient, place: Place, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A foreign client reads the lock before our write, and overwrites it before our client reads it again."""
-    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.SETTLE", 1.0)
-    client = make_client()
-    with ThreadPoolExecutor(1) as pool:
-        taking = pool.submit(client.try_acquire, key)
-        deadline = time.monotonic() + 10
-        while items.stored(place, key) is None:
-            assert time.monotonic() < deadline
-        items.put(place, key, late := items.held(place.format))
-        assert taking.result() is None
+    late = items.held(place.format)
+
+    def overwrite() -> None:
+        assert items.stored(place, key) is not None
+        items.put(place, key, late)
+
+    _in_the_pause(monkeypatch, overwrite)
+    assert make_client().try_acquire(key) is None
     assert items.stored(place, key) == late
 
 
@@ -625,15 +635,14 @@ def test_a_repeated_acquire_reads_the_lock_again(
 ) -> None:
     """A second triggerer may repeat it while a foreign client that has read the free lock is about to write."""
     lease = make_client().acquire(key, lease_id="the same")
-    monkeypatch.setattr("airflow_dynamo_lock.core.foreign.s3_requests.SETTLE", 1.0)
     before = place.sdk.head_object(Bucket=place.table, Key=key)["ETag"]
-    with ThreadPoolExecutor(1) as pool:
-        taking = pool.submit(make_client().try_acquire, key, lease_id=lease.lease_id)
-        deadline = time.monotonic() + 10
-        while place.sdk.head_object(Bucket=place.table, Key=key)["ETag"] == before:
-            assert time.monotonic() < deadline
+
+    def overwrite() -> None:
+        assert place.sdk.head_object(Bucket=place.table, Key=key)["ETag"] != before
         items.put(place, key, items.held(place.format))
-        assert taking.result() is None
+
+    _in_the_pause(monkeypatch, overwrite)
+    assert make_client().try_acquire(key, lease_id=lease.lease_id) is None
 
 
 @places("s3")

@@ -20,6 +20,7 @@ from bench.adapters.worker import Settings
 from bench.contestants import AWS_S3_LOCK, AWSFLOCK, DYNDBMUTEX, PYTHON_DYNAMODB_LOCK, Contestant, Worker
 from deployments.clients import FOREIGN_TABLES, lock_client
 from deployments.engines import DynamoDBLocal, Engine, MotoServer
+from deployments.patience import PATIENCE
 
 pytestmark = pytest.mark.proof
 
@@ -121,7 +122,7 @@ def test_our_waiter_is_granted_the_lock_after_a_foreign_release(both: Both, key:
     with both.foreign(lease=60) as worker, both.ours() as client, ThreadPoolExecutor(1) as pool:
         worker.do("acquire", key=key)
         assert client.try_acquire(key) is None
-        waiting = pool.submit(client.acquire, key, timeout=30, poll_interval=POLL)
+        waiting = pool.submit(client.acquire, key, timeout=PATIENCE, poll_interval=POLL)
         released, _ = worker.do("release", key=key)
         lease = waiting.result()
         assert time.monotonic() > released

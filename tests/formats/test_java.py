@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from airflow_dynamo_lock import LockClient, LockLostError
+from deployments.patience import PATIENCE
 from tests.formats import items
 from tests.formats.conftest import MakeClient, Place, places
 from tests.formats.java import JavaClient
@@ -25,7 +26,7 @@ def test_our_waiter_is_granted_the_lock_after_a_java_release(
     assert java.acquire(key)
     assert client.try_acquire(key) is None
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.acquire, key, timeout=30, poll_interval=0.05)
+        waiting = pool.submit(client.acquire, key, timeout=PATIENCE, poll_interval=0.05)
         for _ in range(3):
             assert java.heartbeat(key)
         assert not waiting.done()
@@ -42,7 +43,7 @@ def test_our_waiter_reclaims_a_dead_java_holder(client: LockClient, place: Place
     java = JavaClient(place, lease=1.0)
     assert java.acquire(key)
     granted = time.monotonic()
-    lease = client.acquire(key, timeout=30, poll_interval=0.05)
+    lease = client.acquire(key, timeout=PATIENCE, poll_interval=0.05)
     assert time.monotonic() - granted >= 1.0
     assert lease.took_over
     assert not java.heartbeat(key), "the Java client detects the loss"

@@ -19,6 +19,7 @@ from airflow_dynamo_lock.client.clock import monotonic
 from airflow_dynamo_lock.core.model.lease import Lease
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost
 from deployments.clients import lock_client
+from deployments.patience import PATIENCE
 from deployments.proxy import Proxy
 from tests.layer.guarded import guarded
 
@@ -200,7 +201,7 @@ def test_a_process_is_not_interrupted_after_the_code_of_its_task_has_ended(
     exec("def run():\n    enter()", runner)
     runner["run"]()  # type: ignore[operator]
     locks.break_lock(lease.key, lease.lease_id)
-    guard._heartbeats[0]._thread.join(20)
+    guard._heartbeats[0]._thread.join(PATIENCE)
     guard.leave()
     assert guard._lost
     assert not task.killed.is_set()

@@ -261,7 +261,7 @@ def test_a_task_on_a_worker_logs_its_position(locks: LockClient, key: str, waiti
         f"Waiting for the lock {key!r}: 1st of 1."
     )  # without a time, because no usual hold time is known
     locks.release(blocker)
-    waiting.join(30)
+    waiting.join(PATIENCE)
 
     assert [lease.key for lease in acquired] == [key]
 

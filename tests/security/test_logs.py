@@ -44,6 +44,7 @@ from airflow_dynamo_lock.airflow.triggers import (
 from airflow_dynamo_lock.core.model.errors import CapacityMismatchError, LockLostError, LockRecordError
 from airflow_dynamo_lock.core.model.record import QueuePosition
 from deployments.engines import MotoServer
+from deployments.patience import PATIENCE
 from tests.security.policies import Guarded
 
 TABLE = "locks"
@@ -189,17 +190,17 @@ def test_a_queued_waiter(output: Output, url: str) -> None:
             queued.set()
 
         lease = others.acquire(
-            "line", data=DATA, on_position=note, poll_interval=0.05, priority=3, timeout=60
+            "line", data=DATA, on_position=note, poll_interval=0.05, priority=3, timeout=PATIENCE
         )
         output.note(lease, lease.reclaimed, others.release(lease))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    assert queued.wait(30)
+    assert queued.wait(PATIENCE)
     output.note(*positions, *(each.describe() for each in positions), *locks.waiters("line"))
     output.note_error(lambda: locks.set_capacity("line", 2), CapacityMismatchError)
     output.note(locks.release(blocker), locks.get("line"), locks.break_lock("line", blocker.lease_id))
-    waiting.join(60)
+    waiting.join(PATIENCE)
     output.note(locks.set_capacity("line", 2), locks.set_capacity("line", None), locks.get("line"))
 
 
