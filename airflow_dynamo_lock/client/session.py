@@ -262,10 +262,9 @@ class ClientCore:
         arguments.checked_id("A process's id", process)
         lease = one_lease(lease)
         until = monotonic() + lease.lease_ms / 1000
-        relies_ms = min(lease.lease_ms, lease.grace_ms)
-        lease = replace(lease, lease_ms=relies_ms, term=Term(monotonic))
+        lease = replace(lease, lease_ms=min(lease.lease_ms, lease.grace_ms), term=Term(monotonic))
         outcome = yield from self.operations.renewing.enter(
-            lease.key, lease.lease_id, relies_ms, process, until
+            lease.key, lease.lease_id, lease.lease_ms, process, until
         )
         if isinstance(outcome, Draining):
             raise LockLostError(
