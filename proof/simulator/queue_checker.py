@@ -31,6 +31,8 @@ _RECENT = 4.0
 # Seconds of true time for which a waiter leaves free slots to those ahead of it, at least; and by how much earlier than
 # after its last heartbeat and its whole lease a holder may count as dead, by its stamp and by a fast clock.
 _PATIENCE, _DEAD_EARLIER = 1.9, 3.0
+# Seconds within which each waiter has read a lock that has changed: after two polls, and a read may be stale.
+_UNSEEN = 15.0
 # Seconds after which a waiter that stopped waiting may no longer count as alive.
 _DEAD_AFTER = 90.0
 
@@ -101,6 +103,9 @@ class QueueChecker:
     # id, the version of a holder and when it was written.
     _free: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     _beats: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
+    # By key and lease id of a holder whose heartbeat came after it had counted as dead: since when it had, and when the
+    # heartbeat came.
+    _revived: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
 
     # -- what happens ---------------------------------------------------------------------------------------
 
@@ -163,19 +168,25 @@ class QueueChecker:
     def record_written(self, key: str, before: Item | None, after: Item) -> None:
         """Record a write of a lock record: its free slots, and the heartbeats of its holders."""
         free = self._free.setdefault(key, [])
-        since = self.world.now
+        old: Mapping[str, Any] = before["holders"]["M"] if before else {}
+        since = now = self.world.now
         if before is None or before["token"] != after["token"]:
             free.clear()
         else:
-            # Slots that were released by a holder that counted as dead have been unused since it did.
-            gone = before["holders"]["M"].keys() - after["holders"]["M"].keys()
-            deaths = [self._may_be_dead_at(key, name, before["holders"]["M"][name]) for name in gone]
+            # Slots that were released by a holder that counted as dead have been unused since it did, also for those
+            # who have not seen its last heartbeat.
+            gone = old.keys() - after["holders"]["M"].keys()
+            deaths = [self._may_be_dead_at(key, name, old[name]) for name in gone]
+            revived = [self._revived[key, name] for name in gone if (key, name) in self._revived]
+            deaths += [dead for dead, beat in revived if now - beat < _UNSEEN]
             since = min([since, *(max(at, free[0][0]) for at in deaths if free)])
         free.append((since, int(after["available"]["N"])))
         for lease_id, holder in after["holders"]["M"].items():
             version = holder["M"]["version"]["S"]
             if self._beats.get((key, lease_id), ("", 0.0))[0] != version:
-                self._beats[key, lease_id] = version, self.world.now
+                if lease_id in old and (dead := self._may_be_dead_at(key, lease_id, old[lease_id])) <= now:
+                    self._revived[key, lease_id] = dead, now
+                self._beats[key, lease_id] = version, now
 
     # -- what is checked with each write; each method returns what is wrong, or None ------------------------
 
