@@ -59,7 +59,7 @@ class Lab:
     locks: LockClient
 
     def open(self, page: Page, name: str, cells: tuple[str, ...]) -> None:
-        """Open a new notebook with these cells."""
+        """Open a new notebook with these cells, and wait until JupyterLab has chosen its kernel."""
         content = {
             "cells": [
                 {
@@ -79,6 +79,9 @@ class Lab:
         (self.folder / name).write_text(json.dumps(content))
         page.goto(f"{self.url}lab/workspaces/{Path(name).stem}/tree/{name}?token={self.token}")
         expect(page.locator(".jp-Notebook .jp-CodeCell")).to_have_count(len(cells))
+        # A run before that starts a second kernel, beside the one that the notebook is starting. When either
+        # fails to start, JupyterLab shows a dialog.
+        expect(page.locator(".jp-NotebookPanel .jp-Toolbar-kernelName")).to_have_text("Python 3")
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +157,8 @@ def run(page: Page, number: int) -> Locator:
     prompt = cell.locator(".jp-InputArea-prompt").first
     # JupyterLab ignores the key until it is connected with the kernel.
     while prompt.inner_text().strip() == "[ ]:":
+        questions = page.get_by_role("dialog").all_inner_texts()
+        assert not questions, f"JupyterLab asks: {questions}"
         prompt.click()
         page.keyboard.press("Control+Enter")
         page.wait_for_timeout(500)
