@@ -5,9 +5,11 @@ There are two proofs, each with an assumption of its own:
 - *Observation*: this process saw the same version for a whole lease. The monotonic clocks of observer and holder must
   run at the same rate to within `limits.MARGIN`.
 - *Server time*: DynamoDB's time has passed the end of the lease. The clocks of DynamoDB's servers must agree to within
-  `max_clock_skew` less 5 s: a stamp may be 3 s early, and a write that arrives late may carry a stamp 2 s older than
-  the one that it replaces. A holder whose responses have no ``Date`` writes no time of its heartbeats, so only
-  observation proves that it is dead.
+  `max_clock_skew` less 5 s: a stamp may be 3 s early, and 2 s are to spare. A holder whose responses have no ``Date``
+  writes no time of its heartbeats, so only observation proves that it is dead.
+
+Both rely on the order of heartbeats: none restores an earlier version, or lowers the time
+(`core/table/renewal_writes.py`).
 
 No wall clock of a host decides. A process has only that clock for the stamp of its first write, so the grant counts
 only after the response has confirmed the time, or after the time was corrected (`core/lock/confirm.py`). A wrong

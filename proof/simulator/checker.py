@@ -4,8 +4,8 @@
    allow a reclaim before the holder has stopped counting on its lease; checked whenever the record or a lease
    term changes.
 2. Fencing tokens strictly increase, also across a deletion by TTL and by `forget`.
-3. Only its holder releases or renews a lease. A reclaim requires the version that the reclaimer saw. An undo
-   releases all locks of a set.
+3. Only its holder releases or renews a lease. No version of a lease returns after another one. A reclaim
+   requires the version that the reclaimer saw. An undo releases all locks of a set.
 4. After the faults have ended, a lock with waiters is acquired within a bound after its last heartbeat. If it
    was released, and all of its waiters are alive, it is acquired within two polls.
 5. After the faults have ended, every waiter is granted the lock.
@@ -151,6 +151,8 @@ class Checker:
     idle: IdleChecker = field(init=False)
     # Ids of leases whose grant the caller has received.
     _confirmed: set[str] = field(default_factory=set)
+    # The versions that each lease has had before the present one.
+    _replaced: dict[ItemKey, set[str]] = field(default_factory=lambda: defaultdict(set))
     # Released leases whose record refuses acquires that were sent before the release, by `last_freed_at`.
     _protected: set[ItemKey] = field(default_factory=set)
 
@@ -307,6 +309,17 @@ class Checker:
                 self._check_min_hold(write, lease_id, holder["M"])
             elif write.new[lease_id] is not holder and not self._acts_for(write.process, lease_id):
                 self.report(f"{write.process.name} changed the lease {lease_id}, which is not its own")
+            else:
+                self._check_version(write, lease_id)
+
+    def _check_version(self, write: _RecordWrite, lease_id: str) -> None:
+        """Check that a renewal restores no earlier version, which observers may have seen long ago."""
+        old, new = (holders[lease_id]["M"]["version"]["S"] for holders in (write.old, write.new))
+        if old != new:
+            replaced = self._replaced[write.key, lease_id]
+            replaced.add(old)
+            if new in replaced:
+                self.report(f"{write.process.name} restored the version {new} of the lease {lease_id}")
 
     def _note_last_freed_at(self, write: _RecordWrite) -> None:
         """Note if a process that does not know server time has set `last_freed_at` too early.

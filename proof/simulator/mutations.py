@@ -47,6 +47,7 @@ from airflow_dynamo_lock.core.table import expressions, grant_writes, lease_writ
 from airflow_dynamo_lock.core.table.format import QUEUE_IGNORED
 from airflow_dynamo_lock.core.table.items import VERIFIED
 from airflow_dynamo_lock.core.table.native import NativeFormat
+from airflow_dynamo_lock.core.table.renewal_writes import renewed_at
 from airflow_dynamo_lock.core.wait import stream
 from airflow_dynamo_lock.core.wait.poller import Poller
 from airflow_dynamo_lock.core.wait.stream import StreamReader
@@ -296,9 +297,42 @@ MUTATIONS = {
         seed=65,
     ),
     "late-heartbeat": Mutation(
-        "R3: a heartbeat that arrives late does not replace a newer stamp",
-        _rewritten("renew", (r" AND #holders\.#me\.#renewed_at <= :no_newer", "")),
-        test="tests/core/test_late_arrivals.py::test_a_renewal_that_arrives_after_newer_ones_changes_nothing",
+        "R3: a heartbeat that arrives late does not replace a newer one",
+        _rewritten("renew", (r" AND \([^()]*#renewed_at < :renewed_at\)", "")),
+        seed=22,
+    ),
+    "same-stamp": Mutation(
+        "R3: a heartbeat replaces none with the same stamp",
+        _rewritten("renew", (r"#renewed_at < :renewed_at", "#renewed_at <= :renewed_at")),
+        test="tests/core/test_late_arrivals.py::test_of_two_renewals_with_the_same_stamp_the_first_is_not_restored",
+    ),
+    "late-heartbeat-undated": Mutation(
+        "R3: a heartbeat without server time requires the version that its sender has read",
+        _rewritten("renew", (r" AND \(#holders\.#me\.#version = :seen\)", "")),
+        seed=37,
+    ),
+    "written-before-correction": Mutation(
+        "R3: a renewal after the correction of a grant does not compare with the wrong time",
+        _edited(
+            Confirming.granted,
+            ("note_written(claim.key, corrected.holders[claim.lease_id])", "note_written(claim.key, holder)"),
+        ),
+        test="tests/core/test_late_arrivals.py"
+        "::test_after_a_wrong_time_was_corrected_a_heartbeat_does_not_bring_it_back",
+    ),
+    "stamp-lowered": Mutation(
+        "R3: no heartbeat lowers the time of the one that it replaces",
+        _edited(renewed_at, ("max(stamp.server_ms, seen.renewed_at_ms)", "stamp.server_ms")),
+        seed=85,
+    ),
+    "stamp-restored": Mutation(
+        "R3: no heartbeat writes a time after one without",
+        _edited(
+            renewed_at,
+            ("None if seen.renewed_at_ms is None", "stamp.server_ms if seen.renewed_at_ms is None"),
+        ),
+        test="tests/core/test_late_arrivals.py"
+        "::test_after_renewals_with_and_without_server_time_none_restores_an_earlier_version",
     ),
     "late-acquire": Mutation(
         "R5: an acquire that arrives after its lease was released does not retake the lock",
@@ -366,7 +400,7 @@ MUTATIONS = {
     "passed-over-too-soon": Mutation(
         "queue: waiters leave free slots to those ahead of them for a while",
         _patched(unused, "PASS_OVER_AFTER", 0.5),
-        seed=23,
+        seed=181,
     ),
     "passed-over-late": Mutation(
         "queue: a grant that passes over waiters requires that no slot was granted since the lock was read",
@@ -389,7 +423,7 @@ MUTATIONS = {
         _patched(
             NativeFormat, "delete_entry", lambda self, key, place: _delete_entry(self, key, f"{place} or so")
         ),
-        seed=412,
+        seed=157,
     ),
     "tickets-taken-one-by-one": Mutation(
         "sets: a waiter for a set takes all its tickets in one transaction",
@@ -447,7 +481,7 @@ MUTATIONS = {
             _edited(Renewing.renew_all, ("min(each.stamped_at for each", "max(each.stamped_at for each")),
             _edited(Renewing._renew_together, ("stamps[0].at", "stamps[-1].at")),
         ),
-        seed=355,
+        seed=345,
     ),
     "set-grant-counts-from-last": Mutation(
         "R4: the grant of a set counts from the earliest of its stamps",
@@ -734,7 +768,7 @@ MUTATIONS = {
         "R3: a grant whose stamp is more than 2 s behind server time is corrected",
         _edited(
             Confirming.granted,
-            ("_close(reply, holder.renewed_at_ms)", "True"),
+            ("_close(reply, stamp.best_ms)", "True"),
         ),
         test="tests/core/test_clocks.py::test_a_machine_that_was_suspended_writes_no_outdated_stamp",
     ),
@@ -860,7 +894,7 @@ MUTATIONS = {
     "guard-never-ends-the-process": Mutation(
         "R9: the guard ends a process whose task catches all interruptions",
         _edited(GUARD.Guard._stop, ("end_process()", "pass")),
-        seed=74,
+        seed=44,
     ),
     "guard-stops-at-the-end": Mutation(
         "R9: the guard begins to stop a task before its lease ends",
@@ -868,7 +902,7 @@ MUTATIONS = {
             GUARD.Guard._keep_alive,
             ("safe_time=_safe_time(entered)", "safe_time=0.01"),
         ),
-        seed=44,
+        seed=174,
     ),
     "guard-starts-what-it-must-stop": Mutation(
         "R9: a task starts only if enough of its grace is left to stop it in time",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self
 
 from botocore import xform_name
@@ -169,6 +169,7 @@ class Host:
     :ivar wall_clock_offset: seconds by which its wall clock is ahead of true time.
     :ivar clock_rate: seconds that its monotonic clock counts in one second of true time.
     :ivar booted: value of its monotonic clock at the start of the test, in seconds.
+    :ivar dates: whether it sees ``Date`` headers; a proxy may strip them.
     :ivar clock: its estimate of the server's time.
     :ivar stamps: all stamps that it has made, in order.
     """
@@ -179,6 +180,7 @@ class Host:
     clock_rate: float = 1.0
     booted: float = 5000.0
     max_clock_skew: float = MAX_CLOCK_SKEW
+    dates: bool = True
     clock: ServerClock = field(default_factory=ServerClock)
     stamps: list[Stamp] = field(default_factory=list)
 
@@ -215,6 +217,8 @@ class Host:
     def send(self, request: Request) -> Reply:
         """Send a request, and correct the estimate of the server's time by its answer."""
         reply = self.world.answer(request, self.now)
+        if not self.dates:
+            reply = replace(reply, server_ms=None)
         self.clock.note(reply)
         return reply
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_dynamo_lock.core.effects import Reply, Request, ServerClock, Stamp
-from airflow_dynamo_lock.core.model.edits import Change, Drain, Enter, Heartbeat
+from airflow_dynamo_lock.core.model.edits import Change, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockUnavailableError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost
 from airflow_dynamo_lock.core.table.expressions import RETENTION_MS
@@ -405,16 +405,20 @@ def test_a_write_without_server_time_does_not_change_the_expiry(world: World, wr
     def stamp() -> Stamp:
         return Host(world, "new", wall_clock_offset=wrong_by).stamp()
 
+    def renew(edit: Edit) -> Request:
+        return writes.renew(KEY, "a", 30_000, stamp(), edit, world.record().holders["a"])
+
     writes = host.operations.requests.format
-    for request in (
-        writes.renew(KEY, "a", 30_000, stamp(), Heartbeat()),
-        writes.renew(KEY, "a", 30_000, stamp(), Change()),
-        writes.renew(KEY, "a", 15_000, stamp(), Enter("pid-1")),
-        writes.renew(KEY, "a", 15_000, stamp(), Drain()),
-        writes.leave(KEY, "a", "pid-1", 15_000, stamp()),
-        writes.release(KEY, "a", 1, stamp(), confirmed=True),
-    ):
-        assert not host.send(request).refused
+    requests: tuple[Callable[[], Request], ...] = (
+        lambda: renew(Heartbeat()),
+        lambda: renew(Change()),
+        lambda: renew(Enter("pid-1")),
+        lambda: renew(Drain()),
+        lambda: writes.leave(KEY, "a", "pid-1", 15_000, stamp()),
+        lambda: writes.release(KEY, "a", 1, stamp(), confirmed=True),
+    )
+    for request in requests:
+        assert not host.send(request()).refused
         assert world.record().expires_at == right
     host.take()
     right = world.record().expires_at

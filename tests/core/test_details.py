@@ -27,7 +27,7 @@ from airflow_dynamo_lock.core.model.errors import (
 )
 from airflow_dynamo_lock.core.model.kind import compatible
 from airflow_dynamo_lock.core.model.lease import Lease
-from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS, MIN_CLOCK_SKEW, SHARED
+from airflow_dynamo_lock.core.model.limits import MIN_CLOCK_SKEW, SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Draining, Granted, Lost, Released, Renewed
 from airflow_dynamo_lock.core.model.record import LockRecord, QueuePosition, Waiter
 from airflow_dynamo_lock.core.model.text import readable, utc
@@ -137,10 +137,10 @@ def test_server_time_is_fresh_up_to_the_allowed_age() -> None:
 
 
 def test_the_minimum_clock_skew_is_the_sum_of_its_parts() -> None:
-    """R3 (proof of death): a stamp may be early by what is not corrected plus the resolution of ``Date``, and a write
-    that arrives late may carry an older stamp than the one that it replaces."""
+    """R3 (proof of death): a stamp may be early by what is not corrected plus the resolution of ``Date``. 2 s are to
+    spare."""
     assert _BEHIND_MS + 1000 == ESTIMATE_BEHIND_MS
-    assert ESTIMATE_BEHIND_MS + ESTIMATES_DIFFER_MS == MIN_CLOCK_SKEW * 1000
+    assert ESTIMATE_BEHIND_MS + 2000 == MIN_CLOCK_SKEW * 1000
 
 
 def test_an_error_without_server_time_names_the_allowed_age(world: World) -> None:
@@ -227,12 +227,14 @@ def test_two_leases_are_renewed_with_one_request_and_one_without_a_transaction(w
     host = Host(world, "me")
     take_all(host, "ab")
     world.sent.clear()
-    host.run(host.operations.renewing.renew_all(leases(host, "ab"), Heartbeat()))
-    host.run(host.operations.renewing.renew_all(leases(host, "a"), Heartbeat()))
+    for keys in "ab", "a":
+        world.now += 1.0
+        host.run(host.operations.renewing.renew_all(leases(host, keys), Heartbeat()))
     assert world.actions() == ["TransactWriteItems", "UpdateItem"]
 
     world.sent.clear()
     for keys in "ab", "a":
+        world.now += 1.0
         heartbeats = host.start(host.operations.renewing.keep_for_processes(leases(host, keys), 5.0))
         while isinstance(heartbeats.effect, Request):
             heartbeats.step()

@@ -78,6 +78,7 @@ def test_the_mean_costs_no_request(world: World, host: Host) -> None:
 
     granted = host.take()
     assert isinstance(Host(world, "b").take(), Busy)
+    world.now += 1.0
     host.heartbeat()
     release(host, granted)
 

@@ -98,7 +98,7 @@ def test_a_lease_does_not_cool_down_with_a_process_inside(world: World) -> None:
     holder = replace(holder, version=world.record().holders["a"].version)
 
     assert host.send(
-        NativeFormat(TABLE).renew(KEY, holder.lease_id, 50_000, host.stamp(), CoolDown(), holder.version)
+        NativeFormat(TABLE).renew(KEY, holder.lease_id, 50_000, host.stamp(), CoolDown(), holder)
     ).refused
 
 
@@ -108,7 +108,9 @@ def test_a_token_correction_does_not_overwrite_a_later_grant(world: World) -> No
     seen = world.record()
     Host(world, "b").take(capacity=2)
 
-    assert host.send(NativeFormat(TABLE).correct_grant(host.claim(capacity=2), seen, 5, host.stamp())).refused
+    assert host.send(
+        NativeFormat(TABLE).correct_grant(host.claim(capacity=2), seen, 5, host.stamp(), wrong_time=True)
+    ).refused
 
 
 def test_a_claim_leaves_slots_for_the_waiters_ahead_of_it(world: World) -> None:

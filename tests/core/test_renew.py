@@ -58,6 +58,7 @@ def test_a_process_asks_for_server_time_before_its_first_heartbeat(world: World)
     assert world.actions() == ["GetItem", "UpdateItem"]
     assert world.record().holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
 
+    world.now += 1.0
     host.heartbeat()
     assert world.actions() == ["GetItem", "UpdateItem", "UpdateItem"]
 
@@ -70,7 +71,10 @@ def test_a_heartbeat_without_server_time_removes_the_previous_stamp(
     dated.take()
     assert world.record().holders["a"].renewed_at_ms is not None
 
-    dateless.send(dateless.operations.requests.format.renew(KEY, "a", 30_000, dateless.stamp(), Heartbeat()))
+    seen = world.record().holders["a"]
+    dateless.send(
+        dateless.operations.requests.format.renew(KEY, "a", 30_000, dateless.stamp(), Heartbeat(), seen)
+    )
 
     assert world.record().holders["a"].renewed_at_ms is None
 
@@ -130,6 +134,7 @@ def test_no_process_enters_a_draining_lease(world: World, host: Host) -> None:
     host.enter("pid-1")
     host.release()
     before = world.item()
+    world.now += 1.0
 
     draining = host.enter("pid-2")
 
@@ -373,6 +378,7 @@ def _keep_for_processes(host: Host) -> Paused[Draining | Lost]:
 
 def test_a_heartbeat_task_renews_at_once_and_then_at_its_interval(world: World, host: Host) -> None:
     host.take()
+    world.now += 1.0
     keeping = _keep_for_processes(host)
     for _ in range(5):
         version = world.record().holders["a"].version
@@ -380,13 +386,13 @@ def test_a_heartbeat_task_renews_at_once_and_then_at_its_interval(world: World, 
         assert world.record().holders["a"].version != version
         keeping.step()
 
-    assert world.now == 50.0
+    assert world.now == 51.0
 
 
 def test_a_heartbeat_task_does_not_renew_a_draining_lease_and_stops(world: World, host: Host) -> None:
     host.take()
     host.enter("pid-1")
-    keeping = _keep_for_processes(host).step().step()
+    keeping = _keep_for_processes(host).step()
     host.release()
     before = world.item()
     while keeping.effect is not None and world.now < 100.0:
@@ -451,6 +457,7 @@ def test_a_heartbeat_task_that_is_denied_for_longer_fails(world: World, host: Ho
 
 def test_a_heartbeat_task_that_is_denied_at_times_does_not_end(world: World, host: Host) -> None:
     host.take()
+    world.now += 1.0
     keeping = _keep_for_processes(host)
     for _ in range(5):
         world.faults.extend([DENIED] * 20)

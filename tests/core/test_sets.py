@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -278,12 +279,38 @@ def test_a_set_is_renewed_and_released_with_one_request_each(world: World) -> No
     me = Host(world, "me")
     take_all(me, "abc")
     world.sent.clear()
+    world.now += 1.0
 
     assert isinstance(me.run(me.operations.renewing.renew_all(leases(me, "abc"), Heartbeat())), Renewed)
     assert release_all(me, "abc") == [Released()] * 3
 
     assert world.actions() == ["TransactWriteItems"] * 2
     assert holders(world, "abc") == {"a": [], "b": [], "c": []}
+
+
+def test_without_server_time_a_set_is_renewed_with_one_request_by_the_process_that_wrote_it(
+    make_world: Callable[..., World],
+) -> None:
+    """Each heartbeat requires a version, which another process has to read first."""
+    world = make_world(dates=False)
+    me, other = Host(world, "me"), Host(world, "other")
+    take_all(me, "ab")
+    other.clock.answered = True
+    world.sent.clear()
+
+    for host, actions in (
+        (me, ["TransactWriteItems"]),
+        (me, ["TransactWriteItems"]),
+        (other, ["GetItem", "UpdateItem"] * 2),
+        (other, ["TransactWriteItems"]),
+        (me, ["TransactWriteItems", "UpdateItem", "UpdateItem", "UpdateItem", "UpdateItem"]),
+        (me, ["TransactWriteItems"]),
+    ):
+        assert isinstance(
+            host.run(host.operations.renewing.renew_all(leases(me, "ab"), Heartbeat())), Renewed
+        )
+        assert world.actions() == actions
+        world.sent.clear()
 
 
 def test_a_set_is_lost_if_one_of_its_leases_is_lost(world: World) -> None:

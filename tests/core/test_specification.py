@@ -49,15 +49,15 @@ BUILT: Mapping[str, Sequence[Request]] = {
         WRITES.reclaim(CLAIM, BESIDE, [BESIDE.holders[name] for name in dead], STAMP) for dead in ("ab", "a")
     ],
     "reacquire": [WRITES.reacquire(CLAIM, a_holder("me"), STAMP)],
-    "correct_grant": [WRITES.correct_grant(CLAIM, ALONE, 2, STAMP)],
+    "correct_grant": [WRITES.correct_grant(CLAIM, ALONE, 2, STAMP, wrong_time=True)],
     **{
         f"renew {type(edit).__name__}": [WRITES.renew(KEY, "me", 30_000, STAMP, edit, seen) for seen in seens]
         for edit, seens in (
-            (Heartbeat(), (None, "v1")),
-            (Change(longer=True, data={"a": 1}), (None, "v1")),
-            (Enter("p"), (None, "v1")),
-            (Drain(), (None, "v1")),
-            (CoolDown(1), ("v1",)),
+            (Heartbeat(), (None, a_holder("me"))),
+            (Change(longer=True, data={"a": 1}), (None, a_holder("me"))),
+            (Enter("p"), (None, a_holder("me"))),
+            (Drain(), (None, a_holder("me"))),
+            (CoolDown(1), (a_holder("me"),)),
         )
     },
     "leave": [WRITES.leave(KEY, "me", "p", 30_000, STAMP)],

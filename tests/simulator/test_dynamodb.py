@@ -48,7 +48,7 @@ class Writer:
         holders = list(record.holders.values()) if record else []
         unknown = Holder(f"lease{chance.randrange(3)}", "me", 1, 30_000, 15_000, "v?", 0)
         holder = chance.choice([*holders, *holders, unknown])
-        seen = chance.choice([None, holder.version])
+        seen = chance.choice([None, holder])
         claim = Claim(
             key="k",
             lease_id=chance.choice(["lease0", "lease1", "lease.2#:"]),
@@ -89,7 +89,9 @@ class Writer:
             if claim.lease_id not in [each.lease_id for each in dead]:
                 writes += [lambda: form.reclaim(claim, known, dead, self.stamp())] * 2
             if claim.lease_id in known.holders:
-                writes.append(lambda: form.correct_grant(claim, known, known.token + 5, self.stamp()))
+                writes.append(
+                    lambda: form.correct_grant(claim, known, known.token + 5, self.stamp(), wrong_time=True)
+                )
         return chance.choice(writes)()
 
     def stamp(self) -> Stamp:

@@ -46,13 +46,13 @@ from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
 from airflow_dynamo_lock.core.model.hold import Hold
-from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.model.text import utc
 from airflow_dynamo_lock.core.table.expressions import took_over
 from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
 from airflow_dynamo_lock.core.table.items import holder_values
+from airflow_dynamo_lock.core.table.renewal_writes import renewed_at
 
 # Maximum length of an object's key, in bytes.
 _KEY_BYTES = 1024
@@ -161,31 +161,35 @@ class S3Objects(S3Requests, OneHolder):
             claim.key,
             claim.lease_id,
             stamp,
-            mine.version,
+            mine,
             settles=True,
             sets={"acquired_at": stamp.best_ms},
+            only_seen=True,
         )
 
-    def correct_grant(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request:
+    def correct_grant(
+        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, *, wrong_time: bool
+    ) -> Request:
         """Correct the times of a grant that was stamped by a wrong clock (R3). There is no token, so `token`
         is not used."""
-        version = seen.holders[claim.lease_id].version
         return self._renewal(
             claim.key,
             claim.lease_id,
             stamp,
-            version,
+            seen.holders[claim.lease_id],
             settles=True,
             sets={"acquired_at": stamp.best_ms},
+            only_seen=True,
+            may_lower=wrong_time,
         )
 
     def renew(
-        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: str | None = None
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: Holder | None = None
     ) -> Request:
         """Write a heartbeat: it proves that the holder is alive, and makes an edit.
 
         :param lease_ms: length of the lease if the edit changes it, milliseconds.
-        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        :param seen: the holder as the sender last saw it; None if it has not.
         :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
         """
         match edit:
@@ -210,45 +214,46 @@ class S3Objects(S3Requests, OneHolder):
         key: str,
         lease_id: str,
         stamp: Stamp,
-        seen: str | None,
+        seen: Holder | None,
         *,
         unless_draining: bool = False,
         longer_lease_ms: int | None = None,
         enters: str | None = None,
         settles: bool = False,
         sets: Mapping[str, Any] | None = None,
+        only_seen: bool = False,
+        may_lower: bool = False,
     ) -> Request:
         """Give the lease a new version, and make further changes.
 
         A renewal that arrives late must not undo a newer one (`core.table.renewal_writes` explains this).
 
-        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        :param seen: the holder as the sender last saw it; None if it has not.
         :param unless_draining: refuse the renewal if the lease is draining.
         :param longer_lease_ms: new length of the lease, milliseconds; refused if it is shorter. None keeps
             the length.
         :param enters: id of a process that enters.
         :param settles: read the object again before the renewal counts.
+        :param only_seen: the holder must not have changed since, not even by earlier heartbeats.
         :param sets: further values in the metadata.
         """
+
+        at_ms = renewed_at(stamp, seen, may_lower=may_lower)
 
         def change(now: Object | None) -> Object | None:
             ours = _lease_in(now, lease_id)
             if ours is None:
                 return None
-            if seen is not None:
-                if ours["version"] != seen:
-                    return None
-            elif (
-                stamp.server_ms is not None
-                and ours.get("renewed_at", 0) > stamp.best_ms + ESTIMATES_DIFFER_MS
-            ):
+            is_seen = seen is not None and ours["version"] == seen.version
+            is_earlier = at_ms is not None and ours.get("renewed_at", at_ms) < at_ms
+            if not is_seen and (only_seen or not is_earlier):
                 return None
             if unless_draining and "draining" in ours:
                 return None
             if longer_lease_ms is not None and longer_lease_ms < ours["lease_ms"]:
                 return None
-            renewed = {**ours, "version": stamp.version, "renewed_at": stamp.server_ms, **(sets or {})}
-            if stamp.server_ms is None:
+            renewed = {**ours, "version": stamp.version, "renewed_at": at_ms, **(sets or {})}
+            if at_ms is None:
                 del renewed["renewed_at"]
             if longer_lease_ms is not None:
                 renewed["lease_ms"] = longer_lease_ms

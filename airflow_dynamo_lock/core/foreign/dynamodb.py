@@ -93,22 +93,31 @@ class ForeignTable(ForeignItem):
     def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
         """Continue to hold what an earlier write of the same claim acquired (R5)."""
         return self._renewal(
-            claim.key, claim.lease_id, stamp, mine.version, sets={"acquired_at": stamp.best_ms}
+            claim.key, claim.lease_id, stamp, mine, sets={"acquired_at": stamp.best_ms}, only_seen=True
         )
 
-    def correct_grant(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request:
+    def correct_grant(
+        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, *, wrong_time: bool
+    ) -> Request:
         """Correct the times of a grant that was stamped by a wrong clock (R3). There is no token, so `token`
         is not used."""
-        version = seen.holders[claim.lease_id].version
-        return self._renewal(claim.key, claim.lease_id, stamp, version, sets={"acquired_at": stamp.best_ms})
+        return self._renewal(
+            claim.key,
+            claim.lease_id,
+            stamp,
+            seen.holders[claim.lease_id],
+            sets={"acquired_at": stamp.best_ms},
+            only_seen=True,
+            may_lower=wrong_time,
+        )
 
     def renew(
-        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: str | None = None
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: Holder | None = None
     ) -> Request:
         """Write a heartbeat: it proves that the holder is alive, and makes an edit.
 
         :param lease_ms: length of the lease if the edit changes it, milliseconds.
-        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        :param seen: the holder as the sender last saw it; None if it has not.
         :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
         """
         match edit:

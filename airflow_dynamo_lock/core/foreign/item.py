@@ -13,12 +13,12 @@ from airflow_dynamo_lock.core.foreign.one_holder import OneHolder
 from airflow_dynamo_lock.core.foreign.values import rounded_up
 from airflow_dynamo_lock.core.model.arguments import checked_key
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockValueError
-from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS
 from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table.codec import decode, encode
 from airflow_dynamo_lock.core.table.expressions import placeholders
 from airflow_dynamo_lock.core.table.items import read_holder
 from airflow_dynamo_lock.core.table.reads import TableReads
+from airflow_dynamo_lock.core.table.renewal_writes import renewed_at
 
 #: Name of the attribute that this package adds to the item. Other libraries never write it.
 OURS = "airflow_dynamo_lock"
@@ -228,10 +228,12 @@ class ForeignItem(ItemLayout, TableReads, OneHolder):
         key: str,
         lease_id: str,
         stamp: Stamp,
-        seen: str | None,
+        seen: Holder | None,
         condition: str = "",
         *,
         sets: Mapping[str, Any] | None = None,
+        only_seen: bool = False,
+        may_lower: bool = False,
         lease_ms: int | None = None,
         data: Mapping[str, Any] | None = None,
         process: str = "",
@@ -240,21 +242,23 @@ class ForeignItem(ItemLayout, TableReads, OneHolder):
 
         A renewal that arrives late must not undo a newer one (`core.table.renewal_writes` explains this).
 
-        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        :param seen: the holder as the sender last saw it; None if it has not.
+        :param only_seen: the holder must not have changed since, not even by earlier heartbeats.
+        :param may_lower: the time in `seen` is wrong.
         :param condition: a further condition, which begins with ``AND``.
         :param sets: further values in `OURS`, by path.
         :param lease_ms: new length of the lease, milliseconds; None keeps it.
         :param data: new data; None keeps them, an empty map removes them.
         :param process: value of the placeholder ``#process``.
         """
-        stamped = stamp.server_ms is not None
-        if seen is not None:
-            order = " AND #ours.#version = :seen"
-        else:
-            order = " AND #ours.#renewed_at <= :no_newer" if stamped else ""
+        at_ms = renewed_at(stamp, seen, may_lower=may_lower)
+        stamped = at_ms is not None
+        in_order = ["#ours.#version = :seen"] if seen is not None else []
+        if stamped and not only_seen:
+            in_order.append("#ours.#renewed_at < :newer")
         ours = {
             "version": stamp.version,
-            **({"renewed_at": stamp.server_ms} if stamped else {}),
+            **({"renewed_at": at_ms} if stamped else {}),
             **(sets or {}),
         }
         theirs = dict(self.data_attributes(data))
@@ -265,8 +269,8 @@ class ForeignItem(ItemLayout, TableReads, OneHolder):
             theirs |= self.lease_attributes(lease_ms)
         values: dict[str, Any] = {
             ":me": lease_id,
-            ":seen": seen,
-            ":no_newer": stamp.best_ms + ESTIMATES_DIFFER_MS,
+            ":seen": seen.version if seen is not None else None,
+            ":newer": at_ms,
             ":new_lease_ms": lease_ms,
         }
         assignments = []
@@ -285,7 +289,7 @@ class ForeignItem(ItemLayout, TableReads, OneHolder):
         return self._write(
             key,
             theirs,
-            self._held_by_me + order + condition,
+            f"{self._held_by_me} AND ({' OR '.join(in_order)}){condition}",
             values,
             assignments=assignments,
             remove=[*([] if stamped else ["#ours.#renewed_at"]), *self.removed_data(data)],

@@ -79,7 +79,8 @@ class Confirming:
         token, acquired_at_ms = record.token, holder.acquired_at_ms or stamp.best_ms
         # An unverified token that is far from the server's time was given to no caller, so it may be replaced.
         token_is_wrong = record.unverified and not _close(reply, token)
-        time_is_wrong = not _close(reply, holder.renewed_at_ms)
+        # The stamp of the write: `reacquire` keeps a later time than its own, and that one is right.
+        time_is_wrong = holder.renewed_at_ms is not None and not _close(reply, stamp.best_ms)
         by_host = stamp.server_ms is None and reply.server_ms is None
         undated = by_host and (record.unverified or holder.renewed_at_ms is not None)
         if undated or token_is_wrong or time_is_wrong:
@@ -93,10 +94,15 @@ class Confirming:
             ):
                 token = acquired_at_ms
             reply = yield with_timeout(
-                self.requests.format.correct_grant(claim, record, token, stamp), within
+                self.requests.format.correct_grant(claim, record, token, stamp, wrong_time=time_is_wrong),
+                within,
             )
             if reply.refused:
                 return None
+            corrected = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
+            self.requests.note_written(claim.key, corrected.holders[claim.lease_id])
+        else:
+            self.requests.note_written(claim.key, holder)
         return Granted(
             claim,
             token,

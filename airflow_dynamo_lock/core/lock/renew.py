@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep, with_timeout
 from airflow_dynamo_lock.core.lock.requests import CONFLICT_PAUSE, ROUNDS, Requests, time_left
@@ -19,6 +19,7 @@ from airflow_dynamo_lock.core.model.errors import (
 from airflow_dynamo_lock.core.model.lease import Lease, LeaseSet, Term
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Renewed
 from airflow_dynamo_lock.core.model.record import Holder
+from airflow_dynamo_lock.core.table.renewal_writes import renewed_at
 from airflow_dynamo_lock.events import notify
 from airflow_dynamo_lock.log import log
 
@@ -37,24 +38,30 @@ class Renewing:
     ) -> Operation[Renewed | Draining | Lost]:
         """Send one heartbeat with an edit. The edit `Heartbeat` is never answered by `Draining`.
 
-        DynamoDB refuses a heartbeat if the record has a newer time than its own, or none to compare with. Then the
-        heartbeat is repeated with a fresh stamp, on condition of the version that the refusal showed.
+        DynamoDB refuses a heartbeat if another process has written one with a later time, or one without a time. Then
+        the heartbeat is repeated with a fresh stamp, after the one that the refusal showed.
 
-        A process that knows no recent server time reads the lock first. A heartbeat without a stamp could not be told
-        from one that arrives late and would bring an old version back.
+        A process that knows no recent server time reads the lock first. If there is no server time at all, it reads
+        the lock unless it wrote the last heartbeat itself: without a time, only the version tells a heartbeat from
+        one that arrives late and would bring an old version back.
 
         :param lease_ms: how long the lease lasts after the heartbeat, milliseconds.
         :param until: when the caller stops waiting, monotonic seconds; None if never.
         :raises LockValueError: the edit would shorten the lease.
         :raises LockUnavailableError: DynamoDB did not serve the heartbeat, or other writes came first each time.
         """
-        seen: str | None = None
+        seen = self.requests.written(key, lease_id)
         stamp = yield from self.requests.fresh_stamp(key, lease_ms, until)
         for attempt in range(1, ROUNDS + 1):
             left = time_left(until, stamp.at)
-            write = self.requests.format.renew(key, lease_id, lease_ms, stamp, edit, seen)
+            reads = seen is None and stamp.undated
+            request = (
+                self.requests.format.get(key)
+                if reads
+                else self.requests.format.renew(key, lease_id, lease_ms, stamp, edit, seen)
+            )
             try:
-                reply: Reply = yield with_timeout(write, left)
+                reply: Reply = yield with_timeout(request, left)
             except LockConflictError as conflict:
                 pause = CONFLICT_PAUSE * attempt
                 if conflict.maybe_applied or attempt == ROUNDS or (left is not None and left <= pause):
@@ -62,8 +69,9 @@ class Renewing:
                 yield Sleep(pause)
                 stamp = yield from self.requests.fresh_stamp(key, lease_ms, until)
                 continue
-            if not reply.refused:
+            if not reads and not reply.refused:
                 record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
+                self.requests.note_written(key, record.holders[lease_id])
                 return Renewed(record.holders[lease_id], stamp.at)
             found, _ = yield from self.requests.record_after(key, reply, time_left(until, reply.received_at))
             holder = found.holders.get(lease_id) if found is not None else None
@@ -78,7 +86,7 @@ class Renewing:
                     f"The lease {lease_id} of the lock {key!r} lasts {holder.lease_ms / 1000:g} s and cannot be made "
                     f"shorter ({lease_ms / 1000:g} s), because its holder may rely on it."
                 )
-            seen = holder.version
+            seen = holder
             stamp = yield from self.requests.fresh_stamp(key, lease_ms, until)
             if until is not None and stamp.at >= until:
                 break
@@ -117,7 +125,7 @@ class Renewing:
         return (
             yield from self.requests.write(
                 lambda stamp: self.requests.format.renew(
-                    key, holder.lease_id, rest_ms, stamp, CoolDown(usual_ms), holder.version
+                    key, holder.lease_id, rest_ms, stamp, CoolDown(usual_ms), holder
                 )
             )
         )
@@ -148,17 +156,21 @@ class Renewing:
         self, leases: Sequence[Lease], edit: Heartbeat | Change, until: float | None
     ) -> Operation[float | None]:
         """Send the heartbeats in one transaction. Returns the time of the first stamp (monotonic seconds), or None if
-        DynamoDB refused it. A draining lease refuses it always: only `renew` tells which one drains."""
+        only `renew` can send them: after a refusal, as of a draining lease, or without server time for a lease that
+        another process has written."""
         most_ms = min(each.lease_ms for each in leases)
         while True:
             yield from self.requests.fresh_stamp(leases[0].key, most_ms, until)
             stamps = [self.requests.stamp() for _ in leases]
             if all(each.is_fresh(most_ms) for each in stamps):
                 break
+        seen = [self.requests.written(each.key, each.lease_id) for each in leases]
+        if any(stamp.undated and last is None for stamp, last in zip(stamps, seen, strict=True)):
+            return None
         change = edit if isinstance(edit, Change) else Change()
         writes = [
-            self.requests.format.renew(lease.key, lease.lease_id, lease.lease_ms, stamp, change)
-            for lease, stamp in zip(leases, stamps, strict=True)
+            self.requests.format.renew(lease.key, lease.lease_id, lease.lease_ms, stamp, change, last)
+            for lease, stamp, last in zip(leases, stamps, seen, strict=True)
         ]
         try:
             reply: Reply = yield with_timeout(
@@ -166,7 +178,14 @@ class Renewing:
             )
         except LockRecordError:
             return None  # one of the records is damaged
-        return None if reply.refused else stamps[0].at
+        if reply.refused:
+            return None
+        for lease, stamp, last in zip(leases, stamps, seen, strict=True):
+            written = replace(
+                _as_renewed(lease), version=stamp.version, renewed_at_ms=renewed_at(stamp, last)
+            )
+            self.requests.note_written(lease.key, written)
+        return stamps[0].at
 
     def keep_alive(self, leases: Sequence[Lease], interval: float, term: Term) -> Operation[None]:
         """Send heartbeats for a holder every `interval` seconds, until a lease is lost; `term` has the reason then.

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep, Stamp, with_timeout
 from airflow_dynamo_lock.core.model.errors import LockConflictError, LockRecordError, LockUnavailableError
 from airflow_dynamo_lock.core.model.limits import WAITING_PREFIX
-from airflow_dynamo_lock.core.model.record import LockRecord
+from airflow_dynamo_lock.core.model.record import Holder, LockRecord
 from airflow_dynamo_lock.core.table.features import Feature
 from airflow_dynamo_lock.core.table.format import Format
 from airflow_dynamo_lock.log import log
 
 #: Maximum number of attempts of a write that may succeed after a refusal.
 ROUNDS = 8
+# Number of written holders that are remembered. Forgetting one costs a request, never safety.
+_REMEMBERED = 10_000
 #: First pause while another transaction writes to the same records, in seconds.
 CONFLICT_PAUSE = 0.05
 
@@ -30,6 +33,19 @@ class Requests:
 
     format: Format
     stamp: Callable[[], Stamp]
+    # The holders that this process has written, by key and lease id.
+    _written: OrderedDict[tuple[str, str], Holder] = field(default_factory=OrderedDict)
+
+    def written(self, key: str, lease_id: str) -> Holder | None:
+        """The holder as this process last wrote it; None if it has not, or has forgotten it."""
+        return self._written.get((key, lease_id))
+
+    def note_written(self, key: str, holder: Holder) -> None:
+        """Remember a holder that this process has written: its next renewal may require that version."""
+        self._written.pop((key, holder.lease_id), None)
+        self._written[key, holder.lease_id] = holder
+        if len(self._written) > _REMEMBERED:
+            self._written.popitem(last=False)
 
     def get(self, key: str) -> Operation[LockRecord | None]:
         """The lock as it is now; None if it has no record."""

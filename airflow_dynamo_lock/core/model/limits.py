@@ -8,8 +8,8 @@ LONGEST_TIME = 1e9
 #: DynamoDB's TTL may delete a record this long after the end of its last lease, in seconds.
 RETENTION = 7 * 24 * 3600
 
-#: Lowest `max_clock_skew`, in seconds. R3 (proof of death) uses up this much of it: a stamp may be 3 s early, and a
-#: write that arrives late may carry a stamp 2 s older than the one that it replaces.
+#: Lowest `max_clock_skew`, in seconds. R3 (proof of death) uses up 3 s of it, by which a stamp may be early; 2 s are to
+#: spare.
 MIN_CLOCK_SKEW = 5.0
 
 #: Largest difference between two writers' estimates of the server's time, milliseconds. The ``Date`` header has whole

@@ -260,7 +260,7 @@ class GrantWrites(RenewalWrites):
             claim.lease_id,
             claim.lease_ms,
             stamp,
-            mine.version,
+            mine,
             ", #token = #token + :one, #holders.#me.#acquired_at = :acquired_at" + _set_hold_until(claim),
             " AND #holders.#me.#slots = :slots AND #capacity = :capacity",
             values={
@@ -270,16 +270,22 @@ class GrantWrites(RenewalWrites):
                 ":slots": claim.slots,
                 ":capacity": claim.capacity,
             },
+            only_seen=True,
         )
 
-    def correct_grant(self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp) -> Request:
-        """Correct the times and the token of a grant that was stamped by a wrong clock (R3, R10)."""
+    def correct_grant(
+        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, *, wrong_time: bool
+    ) -> Request:
+        """Correct the times and the token of a grant that was stamped by a wrong clock (R3, R10).
+
+        :param wrong_time: the grant's time is wrong, and not its token only.
+        """
         return self._renewal(
             claim.key,
             claim.lease_id,
             claim.lease_ms,
             stamp,
-            seen.holders[claim.lease_id].version,
+            seen.holders[claim.lease_id],
             ", #token = :token, #token_base = :verified, #holders.#me.#acquired_at = :acquired_at"
             + _set_hold_until(claim),
             " AND #token = :seen_token",
@@ -290,6 +296,8 @@ class GrantWrites(RenewalWrites):
                 ":verified": VERIFIED,
                 ":acquired_at": stamp.best_ms,
             },
+            only_seen=True,
+            may_lower=wrong_time,
         )
 
     def set_capacity(self, key: str, capacity: int | None, seen: LockRecord, stamp: Stamp) -> Request:

@@ -45,12 +45,12 @@ class LeaseWrites(RenewalWrites):
     """Writes on one lease."""
 
     def renew(
-        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: str | None = None
+        self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: Holder | None = None
     ) -> Request:
         """Write a heartbeat: it proves that the holder is alive, and makes an edit.
 
         :param lease_ms: how long the lease lasts after it, milliseconds.
-        :param seen: version that the lease must have; None accepts a lease whose stamp is not newer.
+        :param seen: the holder as the sender last saw it, which `CoolDown` needs; None if it has not.
         """
         update, condition = "", ""
         remove: list[str] = []
@@ -95,6 +95,8 @@ class LeaseWrites(RenewalWrites):
                 ":zero": 0,
             },
             remove=remove,
+            only_seen=isinstance(edit, CoolDown),
+            may_lower=isinstance(edit, CoolDown),
             **({"process": edit.process} if isinstance(edit, Enter) else {}),
         )
 

@@ -6,8 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
-from airflow_dynamo_lock.core.model.limits import ESTIMATES_DIFFER_MS
+from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.core.table.expressions import TableWrites, expiry, remove_clause
+
+
+def renewed_at(stamp: Stamp, seen: Holder | None, *, may_lower: bool = False) -> int | None:
+    """The time that a renewal writes: epoch milliseconds, never earlier than the one that it replaces; None if it
+    removes that one, or if there is none to compare with."""
+    if stamp.server_ms is None:
+        return None
+    if seen is None or may_lower:
+        return stamp.server_ms
+    return None if seen.renewed_at_ms is None else max(stamp.server_ms, seen.renewed_at_ms)
 
 
 class RenewalWrites(TableWrites):
@@ -19,40 +29,50 @@ class RenewalWrites(TableWrites):
         lease_id: str,
         lease_ms: int,
         stamp: Stamp,
-        seen: str | None,
+        seen: Holder | None,
         update: str = "",
         condition: str = "",
         values: Mapping[str, Any] | None = None,
         remove: Sequence[str] = (),
+        only_seen: bool = False,
+        may_lower: bool = False,
         **names: str,
     ) -> Request:
         """Give the lease a new version, and make further changes.
 
-        The write may arrive late, after newer renewals of the lease. It must not replace a newer stamp by its old one,
-        or a live holder would look dead. So it succeeds only if the stamp in the record is no newer than its own (to
-        within `ESTIMATES_DIFFER_MS`), or if the version in the record is still `seen`.
+        The write may arrive late or twice, after newer renewals of the lease. It must never restore its version: an
+        observer that has seen it before would take it for a whole lease without a heartbeat. So it requires that the
+        time in the record is earlier than the one that it writes, or that the version there is still that of `seen`.
+        And no renewal lowers the time, or writes one again where it is missing.
 
         A writer without server time *removes* the earlier `renewed_at`, which would make the new version look old, and
-        leaves `expires_at` as it is.
+        leaves `expires_at` as it is. It must know the holder.
+
+        :param seen: the holder as the sender last saw it; None if it has not.
+        :param only_seen: the holder must not have changed since, not even by earlier heartbeats.
+        :param may_lower: the time in `seen` is wrong, or no process relies on the lease any more.
         """
-        stamped = stamp.server_ms is not None
-        if seen is not None:
-            order = " AND #holders.#me.#version = :seen"
-        else:
-            order = " AND #holders.#me.#renewed_at <= :no_newer" if stamped else ""
+        dated = stamp.server_ms is not None
+        renewed_at_ms = renewed_at(stamp, seen, may_lower=may_lower)
+        stamped = renewed_at_ms is not None
+        assert stamped or seen is not None, "without a time, only the version shows that a renewal is late"
+        in_order = ["#holders.#me.#version = :seen"] if seen is not None else []
+        if stamped and not only_seen:
+            in_order.append("#holders.#me.#renewed_at < :renewed_at")
+        order = " OR ".join(in_order)
         return self._write(
             key,
             "SET #holders.#me.#version = :version"
-            + (", #expires_at = :expires_at, #holders.#me.#renewed_at = :renewed_at" if stamped else "")
+            + (", #expires_at = :expires_at" if dated else "")
+            + (", #holders.#me.#renewed_at = :renewed_at" if stamped else "")
             + update
             + remove_clause([*([] if stamped else ["#holders.#me.#renewed_at"]), *remove]),
-            "attribute_exists(#holders.#me)" + order + condition,
+            f"attribute_exists(#holders.#me) AND ({order}){condition}",
             {
                 ":version": stamp.version,
                 ":expires_at": expiry(stamp, lease_ms),
-                ":renewed_at": stamp.server_ms,
-                ":no_newer": stamp.best_ms + ESTIMATES_DIFFER_MS,
-                ":seen": seen,
+                ":renewed_at": renewed_at_ms,
+                ":seen": seen.version if seen is not None else None,
                 **(values or {}),
             },
             me=lease_id,
