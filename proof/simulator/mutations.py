@@ -27,7 +27,7 @@ from airflow_dynamo_lock.core.effects import Reply, Request, ServerClock, Stamp
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock import acquire, attempt, presence
 from airflow_dynamo_lock.core.lock.admin import Admin
-from airflow_dynamo_lock.core.lock.attempt import Attempting
+from airflow_dynamo_lock.core.lock.attempt import Attempting, _with_heartbeats
 from airflow_dynamo_lock.core.lock.confirm import Confirming
 from airflow_dynamo_lock.core.lock.nested import NestedWait
 from airflow_dynamo_lock.core.lock.release import Releasing
@@ -311,6 +311,14 @@ MUTATIONS = {
         _rewritten("renew", (r" AND \(#holders\.#me\.#version = :seen\)", "")),
         seed=37,
     ),
+    "uncorrected-time-kept": Mutation(
+        "R3: a time far ahead, which was not corrected, is not kept like that of a heartbeat",
+        _edited(
+            _with_heartbeats, (" if (holder.renewed_at_ms or 0) - stamp.best_ms <= skew_ms else None", "")
+        ),
+        test="tests/core/test_late_arrivals.py"
+        "::test_a_grant_whose_process_died_before_it_corrected_a_time_ahead_is_corrected_by_the_next",
+    ),
     "written-before-correction": Mutation(
         "R3: a renewal after the correction of a grant does not compare with the wrong time",
         _edited(
@@ -322,14 +330,14 @@ MUTATIONS = {
     ),
     "stamp-lowered": Mutation(
         "R3: no heartbeat lowers the time of the one that it replaces",
-        _edited(renewed_at, ("max(stamp.server_ms, seen.renewed_at_ms)", "stamp.server_ms")),
+        _edited(renewed_at, ("max(stamp.server_ms, last.renewed_at_ms)", "stamp.server_ms")),
         seed=85,
     ),
     "stamp-restored": Mutation(
         "R3: no heartbeat writes a time after one without",
         _edited(
             renewed_at,
-            ("None if seen.renewed_at_ms is None", "stamp.server_ms if seen.renewed_at_ms is None"),
+            ("None if last.renewed_at_ms is None", "stamp.server_ms if last.renewed_at_ms is None"),
         ),
         test="tests/core/test_late_arrivals.py"
         "::test_after_renewals_with_and_without_server_time_none_restores_an_earlier_version",
@@ -481,7 +489,7 @@ MUTATIONS = {
             _edited(Renewing.renew_all, ("min(each.stamped_at for each", "max(each.stamped_at for each")),
             _edited(Renewing._renew_together, ("stamps[0].at", "stamps[-1].at")),
         ),
-        seed=345,
+        seed=634,
     ),
     "set-grant-counts-from-last": Mutation(
         "R4: the grant of a set counts from the earliest of its stamps",
@@ -768,7 +776,7 @@ MUTATIONS = {
         "R3: a grant whose stamp is more than 2 s behind server time is corrected",
         _edited(
             Confirming.granted,
-            ("_close(reply, stamp.best_ms)", "True"),
+            ("_close(reply, holder.renewed_at_ms)", "True"),
         ),
         test="tests/core/test_clocks.py::test_a_machine_that_was_suspended_writes_no_outdated_stamp",
     ),

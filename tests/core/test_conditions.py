@@ -90,7 +90,7 @@ def reclaim_all(seen: LockRecord) -> Request:
 
 def reacquire(seen: LockRecord) -> Request:
     mine = Claim(KEY, "me", "me", 30_000, 15_000, capacity=3)
-    return FORMAT.reacquire(mine, seen.holders["me"], STAMP)
+    return FORMAT.reacquire(mine, seen.holders["me"], STAMP, None)
 
 
 def renew_for_longer(_: LockRecord) -> Request:

@@ -167,20 +167,49 @@ def test_a_grant_that_is_continued_beside_a_heartbeat_with_a_later_time_needs_no
     assert world.record().holders["a"].renewed_at_ms == later
 
 
-@pytest.mark.parametrize("wrong_time", [True, False])
-def test_a_correction_lowers_the_time_only_if_that_is_wrong(
-    world: World, host: Host, wrong_time: bool
+@pytest.mark.parametrize("continued", [True, False])
+def test_a_correction_does_not_lower_the_time_of_a_heartbeat(
+    world: World, host: Host, continued: bool
 ) -> None:
     host.take()
     seen = world.record()
-    later = seen.holders["a"].renewed_at_ms
+    last = seen.holders["a"]
     stamp = _behind(world, "b", 1.5).stamp()
     correct = host.operations.requests.format.correct_grant(
-        host.claim(), seen, seen.token, stamp, wrong_time=wrong_time
+        host.claim(), seen, seen.token, stamp, last if continued else None
     )
 
     assert not host.send(correct).refused
-    assert world.record().holders["a"].renewed_at_ms == (stamp.server_ms if wrong_time else later)
+    assert world.record().holders["a"].renewed_at_ms == (last.renewed_at_ms if continued else stamp.server_ms)
+
+
+@pytest.mark.parametrize("ahead", [5.0, 60.0, 8760 * HOURS])
+def test_a_grant_whose_process_died_before_it_corrected_a_time_ahead_is_corrected_by_the_next(
+    world: World, ahead: float
+) -> None:
+    """By the heartbeat after it at the latest, if the time could be that of a heartbeat."""
+    host = Host(world, "a", wall_clock_offset=ahead)
+    host.start(host.operations.attempting.try_acquire(host.claim(), owns_lease_id=True)).step()
+    assert world.record().holders["a"].renewed_at_ms == pytest.approx(world.server_ms + ahead * 1000)
+
+    second = Host(world, "second")
+    assert isinstance(second.take("a", owns_lease_id=True), Granted)
+    world.now += 10.0
+    second.heartbeat("a")
+
+    assert world.record().holders["a"].renewed_at_ms == pytest.approx(world.server_ms, abs=1_500)
+
+
+def test_slots_of_several_semaphores_that_were_granted_by_a_wrong_clock_have_the_right_time(
+    world: World,
+) -> None:
+    """A second write gives each of them a token, and must not keep the time of the first one."""
+    host = Host(world, "a", wall_clock_offset=8760 * HOURS)
+    claims = [host.claim(key=key, capacity=2) for key in ("a", "b")]
+    host.run(host.operations.attempting.try_acquire_all(claims, owns_lease_id=False))
+
+    times = [world.record(key).holders["a"].renewed_at_ms for key in ("a", "b")]
+    assert times == pytest.approx([world.server_ms] * 2, abs=1_500)
 
 
 def test_a_lease_cools_down_from_the_time_of_its_release(world: World, host: Host) -> None:

@@ -109,7 +109,7 @@ def test_a_token_correction_does_not_overwrite_a_later_grant(world: World) -> No
     Host(world, "b").take(capacity=2)
 
     assert host.send(
-        NativeFormat(TABLE).correct_grant(host.claim(capacity=2), seen, 5, host.stamp(), wrong_time=True)
+        NativeFormat(TABLE).correct_grant(host.claim(capacity=2), seen, 5, host.stamp(), last=None)
     ).refused
 
 

@@ -48,8 +48,8 @@ BUILT: Mapping[str, Sequence[Request]] = {
     "reclaim": [
         WRITES.reclaim(CLAIM, BESIDE, [BESIDE.holders[name] for name in dead], STAMP) for dead in ("ab", "a")
     ],
-    "reacquire": [WRITES.reacquire(CLAIM, a_holder("me"), STAMP)],
-    "correct_grant": [WRITES.correct_grant(CLAIM, ALONE, 2, STAMP, wrong_time=True)],
+    "reacquire": [WRITES.reacquire(CLAIM, a_holder("me"), STAMP, None)],
+    "correct_grant": [WRITES.correct_grant(CLAIM, ALONE, 2, STAMP, None)],
     **{
         f"renew {type(edit).__name__}": [WRITES.renew(KEY, "me", 30_000, STAMP, edit, seen) for seen in seens]
         for edit, seens in (

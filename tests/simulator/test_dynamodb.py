@@ -63,7 +63,7 @@ class Writer:
         writes: list[Callable[[], Request]] = [
             lambda: form.acquire_idle(claim, self.stamp(), chance.choice([None, known])),
             lambda: form.acquire_slots(claim, self.stamp(), known),
-            lambda: form.reacquire(claim, holder, self.stamp()),
+            lambda: form.reacquire(claim, holder, self.stamp(), chance.choice([None, holder])),
             lambda: form.renew("k", holder.lease_id, 30_000, self.stamp(), Heartbeat(), seen),
             lambda: form.renew("k", holder.lease_id, 30_000, self.stamp(), Change(), seen),
             lambda: form.renew(
@@ -89,9 +89,8 @@ class Writer:
             if claim.lease_id not in [each.lease_id for each in dead]:
                 writes += [lambda: form.reclaim(claim, known, dead, self.stamp())] * 2
             if claim.lease_id in known.holders:
-                writes.append(
-                    lambda: form.correct_grant(claim, known, known.token + 5, self.stamp(), wrong_time=True)
-                )
+                last = chance.choice([None, holder])
+                writes.append(lambda: form.correct_grant(claim, known, known.token + 5, self.stamp(), last))
         return chance.choice(writes)()
 
     def stamp(self) -> Stamp:

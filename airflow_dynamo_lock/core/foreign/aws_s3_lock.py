@@ -155,12 +155,13 @@ class S3Objects(S3Requests, OneHolder):
             "owner": owner,
         }
 
-    def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
+    def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp, last: Holder | None) -> Request:
         """Continue to hold what an earlier write of the same claim acquired (R5)."""
         return self._renewal(
             claim.key,
             claim.lease_id,
             stamp,
+            renewed_at(stamp, last),
             mine,
             settles=True,
             sets={"acquired_at": stamp.best_ms},
@@ -168,20 +169,11 @@ class S3Objects(S3Requests, OneHolder):
         )
 
     def correct_grant(
-        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, *, wrong_time: bool
+        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, last: Holder | None
     ) -> Request:
         """Correct the times of a grant that was stamped by a wrong clock (R3). There is no token, so `token`
         is not used."""
-        return self._renewal(
-            claim.key,
-            claim.lease_id,
-            stamp,
-            seen.holders[claim.lease_id],
-            settles=True,
-            sets={"acquired_at": stamp.best_ms},
-            only_seen=True,
-            may_lower=wrong_time,
-        )
+        return self.reacquire(claim, seen.holders[claim.lease_id], stamp, last)
 
     def renew(
         self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: Holder | None = None
@@ -192,18 +184,23 @@ class S3Objects(S3Requests, OneHolder):
         :param seen: the holder as the sender last saw it; None if it has not.
         :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
         """
+        at_ms = renewed_at(stamp, seen)
         match edit:
             case Heartbeat():
-                return self._renewal(key, lease_id, stamp, seen)
+                return self._renewal(key, lease_id, stamp, at_ms, seen)
             case Change():
                 length = lease_ms if edit.longer else None
-                return self._renewal(key, lease_id, stamp, seen, unless_draining=True, longer_lease_ms=length)
+                return self._renewal(
+                    key, lease_id, stamp, at_ms, seen, unless_draining=True, longer_lease_ms=length
+                )
             case Enter():
-                return self._renewal(key, lease_id, stamp, seen, unless_draining=True, enters=edit.process)
+                return self._renewal(
+                    key, lease_id, stamp, at_ms, seen, unless_draining=True, enters=edit.process
+                )
             case Drain():
                 # Once only: a second drain would lengthen the lease that the first one has shortened.
                 sets = {"draining": True, "lease_ms": lease_ms}
-                return self._renewal(key, lease_id, stamp, seen, unless_draining=True, sets=sets)
+                return self._renewal(key, lease_id, stamp, at_ms, seen, unless_draining=True, sets=sets)
             case CoolDown():
                 self._unsupported()
             case _:
@@ -214,6 +211,7 @@ class S3Objects(S3Requests, OneHolder):
         key: str,
         lease_id: str,
         stamp: Stamp,
+        renewed_at_ms: int | None,
         seen: Holder | None,
         *,
         unless_draining: bool = False,
@@ -222,12 +220,12 @@ class S3Objects(S3Requests, OneHolder):
         settles: bool = False,
         sets: Mapping[str, Any] | None = None,
         only_seen: bool = False,
-        may_lower: bool = False,
     ) -> Request:
         """Give the lease a new version, and make further changes.
 
         A renewal that arrives late must not undo a newer one (`core.table.renewal_writes` explains this).
 
+        :param renewed_at_ms: the time that it writes, epoch milliseconds; None removes it.
         :param seen: the holder as the sender last saw it; None if it has not.
         :param unless_draining: refuse the renewal if the lease is draining.
         :param longer_lease_ms: new length of the lease, milliseconds; refused if it is shorter. None keeps
@@ -238,22 +236,20 @@ class S3Objects(S3Requests, OneHolder):
         :param sets: further values in the metadata.
         """
 
-        at_ms = renewed_at(stamp, seen, may_lower=may_lower)
-
         def change(now: Object | None) -> Object | None:
             ours = _lease_in(now, lease_id)
             if ours is None:
                 return None
             is_seen = seen is not None and ours["version"] == seen.version
-            is_earlier = at_ms is not None and ours.get("renewed_at", at_ms) < at_ms
+            is_earlier = renewed_at_ms is not None and ours.get("renewed_at", renewed_at_ms) < renewed_at_ms
             if not is_seen and (only_seen or not is_earlier):
                 return None
             if unless_draining and "draining" in ours:
                 return None
             if longer_lease_ms is not None and longer_lease_ms < ours["lease_ms"]:
                 return None
-            renewed = {**ours, "version": stamp.version, "renewed_at": at_ms, **(sets or {})}
-            if at_ms is None:
+            renewed = {**ours, "version": stamp.version, "renewed_at": renewed_at_ms, **(sets or {})}
+            if renewed_at_ms is None:
                 del renewed["renewed_at"]
             if longer_lease_ms is not None:
                 renewed["lease_ms"] = longer_lease_ms

@@ -29,6 +29,7 @@ from airflow_dynamo_lock.core.table.codec import encode
 from airflow_dynamo_lock.core.table.expressions import took_over
 from airflow_dynamo_lock.core.table.format import QUEUE_EMPTY, HeadUpdate
 from airflow_dynamo_lock.core.table.items import WAIT_PREFIX, holder_values, wait_values
+from airflow_dynamo_lock.core.table.renewal_writes import renewed_at
 
 _NOT_DRAINING = " AND attribute_not_exists(#ours.#draining)"
 
@@ -90,26 +91,24 @@ class ForeignTable(ForeignItem):
         remove = [*self.removed_on_grant, *self.removed_data(claim.data)]
         return self._write(claim.key, sets, condition, values, remove=remove)
 
-    def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
+    def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp, last: Holder | None) -> Request:
         """Continue to hold what an earlier write of the same claim acquired (R5)."""
-        return self._renewal(
-            claim.key, claim.lease_id, stamp, mine, sets={"acquired_at": stamp.best_ms}, only_seen=True
-        )
-
-    def correct_grant(
-        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, *, wrong_time: bool
-    ) -> Request:
-        """Correct the times of a grant that was stamped by a wrong clock (R3). There is no token, so `token`
-        is not used."""
         return self._renewal(
             claim.key,
             claim.lease_id,
             stamp,
-            seen.holders[claim.lease_id],
+            renewed_at(stamp, last),
+            mine,
             sets={"acquired_at": stamp.best_ms},
             only_seen=True,
-            may_lower=wrong_time,
         )
+
+    def correct_grant(
+        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, last: Holder | None
+    ) -> Request:
+        """Correct the times of a grant that was stamped by a wrong clock (R3). There is no token, so `token`
+        is not used."""
+        return self.reacquire(claim, seen.holders[claim.lease_id], stamp, last)
 
     def renew(
         self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: Holder | None = None
@@ -120,24 +119,48 @@ class ForeignTable(ForeignItem):
         :param seen: the holder as the sender last saw it; None if it has not.
         :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
         """
+        at_ms = renewed_at(stamp, seen)
         match edit:
             case Heartbeat():
-                return self._renewal(key, lease_id, stamp, seen)
+                return self._renewal(key, lease_id, stamp, at_ms, seen)
             case Change():
                 condition = _NOT_DRAINING
                 if edit.longer:
                     condition += " AND #ours.#lease_ms <= :new_lease_ms"
                 length = lease_ms if edit.longer else None
-                return self._renewal(key, lease_id, stamp, seen, condition, lease_ms=length, data=edit.data)
+                return self._renewal(
+                    key,
+                    lease_id,
+                    stamp,
+                    at_ms,
+                    seen,
+                    condition,
+                    lease_ms=length,
+                    data=edit.data,
+                )
             case Enter():
                 sets = {"processes.#process": stamp.best_ms}
                 return self._renewal(
-                    key, lease_id, stamp, seen, _NOT_DRAINING, sets=sets, process=edit.process
+                    key,
+                    lease_id,
+                    stamp,
+                    at_ms,
+                    seen,
+                    _NOT_DRAINING,
+                    sets=sets,
+                    process=edit.process,
                 )
             case Drain():
                 # Once only: a second drain would lengthen the lease that the first one has shortened.
                 return self._renewal(
-                    key, lease_id, stamp, seen, _NOT_DRAINING, sets={"draining": True}, lease_ms=lease_ms
+                    key,
+                    lease_id,
+                    stamp,
+                    at_ms,
+                    seen,
+                    _NOT_DRAINING,
+                    sets={"draining": True},
+                    lease_ms=lease_ms,
                 )
             case CoolDown():
                 self._unsupported()

@@ -18,7 +18,6 @@ from airflow_dynamo_lock.core.table.codec import decode, encode
 from airflow_dynamo_lock.core.table.expressions import placeholders
 from airflow_dynamo_lock.core.table.items import read_holder
 from airflow_dynamo_lock.core.table.reads import TableReads
-from airflow_dynamo_lock.core.table.renewal_writes import renewed_at
 
 #: Name of the attribute that this package adds to the item. Other libraries never write it.
 OURS = "airflow_dynamo_lock"
@@ -228,12 +227,12 @@ class ForeignItem(ItemLayout, TableReads, OneHolder):
         key: str,
         lease_id: str,
         stamp: Stamp,
+        renewed_at_ms: int | None,
         seen: Holder | None,
         condition: str = "",
         *,
         sets: Mapping[str, Any] | None = None,
         only_seen: bool = False,
-        may_lower: bool = False,
         lease_ms: int | None = None,
         data: Mapping[str, Any] | None = None,
         process: str = "",
@@ -242,23 +241,22 @@ class ForeignItem(ItemLayout, TableReads, OneHolder):
 
         A renewal that arrives late must not undo a newer one (`core.table.renewal_writes` explains this).
 
+        :param renewed_at_ms: the time that it writes, epoch milliseconds; None removes it.
         :param seen: the holder as the sender last saw it; None if it has not.
         :param only_seen: the holder must not have changed since, not even by earlier heartbeats.
-        :param may_lower: the time in `seen` is wrong.
         :param condition: a further condition, which begins with ``AND``.
         :param sets: further values in `OURS`, by path.
         :param lease_ms: new length of the lease, milliseconds; None keeps it.
         :param data: new data; None keeps them, an empty map removes them.
         :param process: value of the placeholder ``#process``.
         """
-        at_ms = renewed_at(stamp, seen, may_lower=may_lower)
-        stamped = at_ms is not None
+        stamped = renewed_at_ms is not None
         in_order = ["#ours.#version = :seen"] if seen is not None else []
         if stamped and not only_seen:
             in_order.append("#ours.#renewed_at < :newer")
         ours = {
             "version": stamp.version,
-            **({"renewed_at": at_ms} if stamped else {}),
+            **({"renewed_at": renewed_at_ms} if stamped else {}),
             **(sets or {}),
         }
         theirs = dict(self.data_attributes(data))
@@ -270,7 +268,7 @@ class ForeignItem(ItemLayout, TableReads, OneHolder):
         values: dict[str, Any] = {
             ":me": lease_id,
             ":seen": seen.version if seen is not None else None,
-            ":newer": at_ms,
+            ":newer": renewed_at_ms,
             ":new_lease_ms": lease_ms,
         }
         assignments = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep, with_timeout
+from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep, Stamp, with_timeout
 from airflow_dynamo_lock.core.liveness import Observer
 from airflow_dynamo_lock.core.lock.confirm import Confirming, GrantWrite, Seen
 from airflow_dynamo_lock.core.lock.release import Releasing
@@ -254,13 +254,11 @@ class Attempting:
         """
         head_update = view.head_update if view is not None else QUEUE_EMPTY if claim.fair else QUEUE_IGNORED
         ahead = view.ahead if view is not None and claim.fair else ()
-        stamp = self.requests.stamp()
-        if record is None and claim.only_existing:
-            raise LockNotFoundError.of(claim.key)
+        stamp, writes = self.requests.stamp(), self.requests.format
         if record is None:
-            return GrantWrite(
-                claim, stamp, self.requests.format.acquire_idle(claim, stamp, None, head_update)
-            )
+            if claim.only_existing:
+                raise LockNotFoundError.of(claim.key)
+            return GrantWrite(claim, stamp, writes.acquire_idle(claim, stamp, None, head_update))
         claim = with_pinned_capacity(claim, record)
         own = record.holders.get(claim.lease_id)
         if own is not None:
@@ -271,7 +269,9 @@ class Attempting:
                     f"The lease {claim.lease_id} of the lock {claim.key!r} has {own.slots} of {record.capacity} "
                     f"slots already, not {claim.slots} of {claim.capacity}: use another lease id for another claim."
                 )
-            return GrantWrite(claim, stamp, self.requests.format.reacquire(claim, own, stamp))
+            last = _with_heartbeats(own, stamp, self.observer.max_clock_skew_ms)
+            write = writes.reacquire(claim, own, stamp, last)
+            return GrantWrite(claim, stamp, write, continued=last)
         earlier = [each for each in record.holders.values() if claim.supersedes(each) and not each.draining]
         if earlier:
             for holder in earlier:
@@ -285,9 +285,7 @@ class Attempting:
                 )
             if ahead:
                 return Busy(record, ahead)
-            return GrantWrite(
-                claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, head_update)
-            )
+            return GrantWrite(claim, stamp, writes.acquire_idle(claim, stamp, record, head_update))
         dead = self.observer.see(record, reply)
         if not has_free_slots(record, dead, claim.slots, claim.capacity):
             return Busy(record, ahead)
@@ -298,20 +296,16 @@ class Attempting:
         ):
             return Busy(record, ahead)
         if not record.holders:
-            return GrantWrite(
-                claim, stamp, self.requests.format.acquire_idle(claim, stamp, record, head_update)
-            )
+            return GrantWrite(claim, stamp, writes.acquire_idle(claim, stamp, record, head_update))
         enough_free = record.capacity == claim.capacity and record.available >= claim.slots + reserved
         clears = claim.kind is Kind.SHARED and dead
         if enough_free and not clears:
-            return GrantWrite(
-                claim, stamp, self.requests.format.acquire_slots(claim, stamp, record, head_update, reserved)
-            )
+            return GrantWrite(claim, stamp, writes.acquire_slots(claim, stamp, record, head_update, reserved))
         removed = choose_dead(claim, record, dead, reserved)
         if len(removed) > MAX_REMOVED and not enough_free:
             return (yield from self._remove_some_dead(claim, record, removed, view, within))
         removed = removed[:MAX_REMOVED]
-        write = self.requests.format.reclaim(claim, record, removed, stamp, head_update, reserved)
+        write = writes.reclaim(claim, record, removed, stamp, head_update, reserved)
         # If enough slots were free, the grant did not need those of the dead holders.
         return GrantWrite(claim, stamp, write, () if enough_free else removed)
 
@@ -335,6 +329,12 @@ class Attempting:
         log.info("Removed %d dead holders of the lock %r.", len(some), claim.key)
         record = self.requests.format.record(reply.output["Attributes"], reply.server_ms)
         return (yield from self._write_for(claim, record, reply, view, within))
+
+
+def _with_heartbeats(holder: Holder, stamp: Stamp, skew_ms: int) -> Holder | None:
+    """The holder, or None if its time is so far ahead that it is that of a wrong clock, which the process that was
+    granted the lock has not corrected: then there was no heartbeat since."""
+    return holder if (holder.renewed_at_ms or 0) - stamp.best_ms <= skew_ms else None
 
 
 def _check_not_removed(record: LockRecord | None, claim: Claim, mine: Waiter | None) -> None:

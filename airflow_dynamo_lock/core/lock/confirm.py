@@ -27,12 +27,14 @@ class GrantWrite:
     :ivar claim: the claim, with the capacity of the lock.
     :ivar stamp: the stamp of the write.
     :ivar removed: the dead holders that the write removes.
+    :ivar continued: the holder that the write continues, with its heartbeats; None if it makes a new one.
     """
 
     claim: Claim
     stamp: Stamp
     request: Request
     removed: tuple[Holder, ...] = ()
+    continued: Holder | None = None
 
 
 #: A lock, and the response that delivered it.
@@ -79,8 +81,9 @@ class Confirming:
         token, acquired_at_ms = record.token, holder.acquired_at_ms or stamp.best_ms
         # An unverified token that is far from the server's time was given to no caller, so it may be replaced.
         token_is_wrong = record.unverified and not _close(reply, token)
-        # The stamp of the write: `reacquire` keeps a later time than its own, and that one is right.
-        time_is_wrong = holder.renewed_at_ms is not None and not _close(reply, stamp.best_ms)
+        # A time that the write has kept is that of a heartbeat.
+        kept = write.continued is not None and holder.renewed_at_ms == write.continued.renewed_at_ms
+        time_is_wrong = not kept and not _close(reply, holder.renewed_at_ms)
         by_host = stamp.server_ms is None and reply.server_ms is None
         undated = by_host and (record.unverified or holder.renewed_at_ms is not None)
         if undated or token_is_wrong or time_is_wrong:
@@ -94,8 +97,7 @@ class Confirming:
             ):
                 token = acquired_at_ms
             reply = yield with_timeout(
-                self.requests.format.correct_grant(claim, record, token, stamp, wrong_time=time_is_wrong),
-                within,
+                self.requests.format.correct_grant(claim, record, token, stamp, write.continued), within
             )
             if reply.refused:
                 return None
@@ -130,7 +132,8 @@ class Confirming:
             if claim.capacity > 1:
                 # Others may have been granted slots since, so the token in the record may be theirs.
                 stamp = self.requests.stamp()
-                again = self.requests.format.reacquire(claim, record.holders[claim.lease_id], stamp)
+                mine = record.holders[claim.lease_id]
+                again = self.requests.format.reacquire(claim, mine, stamp, write.continued)
                 write = replace(write, stamp=stamp, request=again)
                 reply = yield with_timeout(again, within)
                 if reply.refused:

@@ -78,6 +78,7 @@ class Renewing:
             if holder is None or not holder.ours:
                 return Lost(found, lease_id)
             if holder.version == stamp.version:
+                self.requests.note_written(key, holder)
                 return Renewed(holder, stamp.at)  # an earlier attempt of the SDK was applied (R5)
             if holder.draining and isinstance(edit, Change | Enter | Drain):
                 return Draining(holder)

@@ -105,7 +105,7 @@ class Format(HasFeatures, Protocol):
         seen: LockRecord | None = None,
         head_update: HeadUpdate = QUEUE_EMPTY,
     ) -> Request: ...
-    def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request: ...
+    def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp, last: Holder | None) -> Request: ...
     def reclaim(
         self,
         claim: Claim,
@@ -116,7 +116,7 @@ class Format(HasFeatures, Protocol):
         reserved: int = 0,
     ) -> Request: ...
     def correct_grant(
-        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, *, wrong_time: bool
+        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, last: Holder | None
     ) -> Request: ...
     def renew(
         self, key: str, lease_id: str, lease_ms: int, stamp: Stamp, edit: Edit, seen: Holder | None = None

@@ -27,7 +27,7 @@ from airflow_dynamo_lock.core.table.items import (
     holder_values,
     loss_values,
 )
-from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
+from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites, renewed_at
 
 # R5: a delayed duplicate of an acquire must not retake a lock that its sender has since released. It is refused if a
 # slot was freed after it was stamped, unless the sender already knew of that release.
@@ -252,14 +252,18 @@ class GrantWrites(RenewalWrites):
             **names,
         )
 
-    def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp) -> Request:
+    def reacquire(self, claim: Claim, mine: Holder, stamp: Stamp, last: Holder | None) -> Request:
         """Continue to hold what an earlier write of the same claim acquired (R5). The lease gets a new token: the first
-        one is unknown once others have acquired slots, and no caller has received it."""
+        one is unknown once others have acquired slots, and no caller has received it.
+
+        :param last: the holder as its last heartbeat left it; None if there was none.
+        """
         return self._renewal(
             claim.key,
             claim.lease_id,
             claim.lease_ms,
             stamp,
+            renewed_at(stamp, last),
             mine,
             ", #token = #token + :one, #holders.#me.#acquired_at = :acquired_at" + _set_hold_until(claim),
             " AND #holders.#me.#slots = :slots AND #capacity = :capacity",
@@ -274,17 +278,18 @@ class GrantWrites(RenewalWrites):
         )
 
     def correct_grant(
-        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, *, wrong_time: bool
+        self, claim: Claim, seen: LockRecord, token: int, stamp: Stamp, last: Holder | None
     ) -> Request:
         """Correct the times and the token of a grant that was stamped by a wrong clock (R3, R10).
 
-        :param wrong_time: the grant's time is wrong, and not its token only.
+        :param last: the holder as its last heartbeat before the grant left it; None if there was none.
         """
         return self._renewal(
             claim.key,
             claim.lease_id,
             claim.lease_ms,
             stamp,
+            renewed_at(stamp, last),
             seen.holders[claim.lease_id],
             ", #token = :token, #token_base = :verified, #holders.#me.#acquired_at = :acquired_at"
             + _set_hold_until(claim),
@@ -297,7 +302,6 @@ class GrantWrites(RenewalWrites):
                 ":acquired_at": stamp.best_ms,
             },
             only_seen=True,
-            may_lower=wrong_time,
         )
 
     def set_capacity(self, key: str, capacity: int | None, seen: LockRecord, stamp: Stamp) -> Request:

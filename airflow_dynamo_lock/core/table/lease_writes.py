@@ -12,7 +12,7 @@ from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.expressions import expiry, removed_data, set_data
 from airflow_dynamo_lock.core.table.items import VERIFIED, WAIT_PREFIX, loss_values, wait_values
-from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites
+from airflow_dynamo_lock.core.table.renewal_writes import RenewalWrites, renewed_at
 
 #: How far a process's estimate may be behind a server's clock, milliseconds. `forget` keeps a record whose last token
 #: is younger than this plus `max_clock_skew`, because the next record's first token is another process's estimate.
@@ -83,6 +83,8 @@ class LeaseWrites(RenewalWrites):
             lease_id,
             lease_ms,
             stamp,
+            # No process relies on a lease that cools down, so its time may be earlier.
+            stamp.server_ms if isinstance(edit, CoolDown) else renewed_at(stamp, seen),
             seen,
             update,
             condition,
@@ -96,7 +98,6 @@ class LeaseWrites(RenewalWrites):
             },
             remove=remove,
             only_seen=isinstance(edit, CoolDown),
-            may_lower=isinstance(edit, CoolDown),
             **({"process": edit.process} if isinstance(edit, Enter) else {}),
         )
 

@@ -10,14 +10,15 @@ from airflow_dynamo_lock.core.model.record import Holder
 from airflow_dynamo_lock.core.table.expressions import TableWrites, expiry, remove_clause
 
 
-def renewed_at(stamp: Stamp, seen: Holder | None, *, may_lower: bool = False) -> int | None:
+def renewed_at(stamp: Stamp, last: Holder | None) -> int | None:
     """The time that a renewal writes: epoch milliseconds, never earlier than the one that it replaces; None if it
-    removes that one, or if there is none to compare with."""
-    if stamp.server_ms is None:
-        return None
-    if seen is None or may_lower:
+    removes that one, or if there is none to compare with.
+
+    :param last: the holder as its last heartbeat left it; None if it is unknown, or there was none.
+    """
+    if stamp.server_ms is None or last is None:
         return stamp.server_ms
-    return None if seen.renewed_at_ms is None else max(stamp.server_ms, seen.renewed_at_ms)
+    return None if last.renewed_at_ms is None else max(stamp.server_ms, last.renewed_at_ms)
 
 
 class RenewalWrites(TableWrites):
@@ -29,13 +30,13 @@ class RenewalWrites(TableWrites):
         lease_id: str,
         lease_ms: int,
         stamp: Stamp,
+        renewed_at_ms: int | None,
         seen: Holder | None,
         update: str = "",
         condition: str = "",
         values: Mapping[str, Any] | None = None,
         remove: Sequence[str] = (),
         only_seen: bool = False,
-        may_lower: bool = False,
         **names: str,
     ) -> Request:
         """Give the lease a new version, and make further changes.
@@ -48,12 +49,11 @@ class RenewalWrites(TableWrites):
         A writer without server time *removes* the earlier `renewed_at`, which would make the new version look old, and
         leaves `expires_at` as it is. It must know the holder.
 
+        :param renewed_at_ms: the time that it writes (`renewed_at`), epoch milliseconds; None removes it.
         :param seen: the holder as the sender last saw it; None if it has not.
         :param only_seen: the holder must not have changed since, not even by earlier heartbeats.
-        :param may_lower: the time in `seen` is wrong, or no process relies on the lease any more.
         """
         dated = stamp.server_ms is not None
-        renewed_at_ms = renewed_at(stamp, seen, may_lower=may_lower)
         stamped = renewed_at_ms is not None
         assert stamped or seen is not None, "without a time, only the version shows that a renewal is late"
         in_order = ["#holders.#me.#version = :seen"] if seen is not None else []
