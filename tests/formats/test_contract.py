@@ -24,7 +24,8 @@ from airflow_dynamo_lock import (
     LockValueError,
     sdk_config,
 )
-from airflow_dynamo_lock.core.effects import Sleep
+from airflow_dynamo_lock.core.effects import Operation, Reply, Sleep
+from airflow_dynamo_lock.core.model.edits import Heartbeat
 from airflow_dynamo_lock.core.model.outcomes import Draining, Lost, Released
 from deployments.clients import any_clock_skew
 from deployments.patience import PATIENCE, TooBusyError, on_time
@@ -122,6 +123,29 @@ def test_a_newcomer_reclaims_a_dead_holder_in_one_attempt(make_client: MakeClien
     assert successor is not None
     assert successor.took_over
     assert successor.reclaimed[0].lease_id == lease.lease_id
+
+
+def test_a_heartbeat_that_arrives_twice_does_not_restore_its_version(
+    place: Place, elsewhere: LockClient, key: str
+) -> None:
+    """An observer that saw that version long ago would take the lock from a living holder."""
+    client = LockClient(place.sdk, table=place.table, table_format=place.format)
+    lease, core = client.acquire(key), client._core
+
+    def twice() -> Operation[bool]:
+        record = yield from core.operations.requests.get(key)
+        assert record is not None
+        heartbeat = core.format.renew(
+            key, lease.lease_id, lease.lease_ms, core.stamp(), Heartbeat(), record.holders[lease.lease_id]
+        )
+        first: Reply = yield heartbeat
+        assert not first.refused
+        elsewhere.renew(lease)
+        second: Reply = yield heartbeat
+        return second.refused
+
+    assert client._run(twice())
+    assert elsewhere.renew(lease).remaining() > 0
 
 
 def test_a_release_waits_for_the_processes_inside(
