@@ -48,7 +48,9 @@ class Writer:
         holders = list(record.holders.values()) if record else []
         unknown = Holder(f"lease{chance.randrange(3)}", "me", 1, 30_000, 15_000, "v?", 0)
         holder = chance.choice([*holders, *holders, unknown])
-        seen = chance.choice([None, holder])
+        stamp = self.stamp()
+        # A renewal without server time needs to know the holder.
+        seen = holder if stamp.server_ms is None else chance.choice([None, holder])
         claim = Claim(
             key="k",
             lease_id=chance.choice(["lease0", "lease1", "lease.2#:"]),
@@ -61,36 +63,32 @@ class Writer:
         )
         known = record or LockRecord("k", 3, 3, {}, 0)
         writes: list[Callable[[], Request]] = [
-            lambda: form.acquire_idle(claim, self.stamp(), chance.choice([None, known])),
-            lambda: form.acquire_slots(claim, self.stamp(), known),
-            lambda: form.reacquire(claim, holder, self.stamp(), chance.choice([None, holder])),
-            lambda: form.renew("k", holder.lease_id, 30_000, self.stamp(), Heartbeat(), seen),
-            lambda: form.renew("k", holder.lease_id, 30_000, self.stamp(), Change(), seen),
-            lambda: form.renew(
-                "k", holder.lease_id, 30_000, self.stamp(), Enter(f"p{chance.randrange(3)}"), seen
-            ),
-            lambda: form.leave("k", holder.lease_id, f"p{chance.randrange(3)}", 30_000, self.stamp()),
-            lambda: form.release(
-                "k", holder.lease_id, holder.slots, self.stamp(), confirmed=chance.random() < 0.5
-            ),
+            lambda: form.acquire_idle(claim, stamp, chance.choice([None, known])),
+            lambda: form.acquire_slots(claim, stamp, known),
+            lambda: form.reacquire(claim, holder, stamp, chance.choice([None, holder])),
+            lambda: form.renew("k", holder.lease_id, 30_000, stamp, Heartbeat(), seen),
+            lambda: form.renew("k", holder.lease_id, 30_000, stamp, Change(), seen),
+            lambda: form.renew("k", holder.lease_id, 30_000, stamp, Enter(f"p{chance.randrange(3)}"), seen),
+            lambda: form.leave("k", holder.lease_id, f"p{chance.randrange(3)}", 30_000, stamp),
+            lambda: form.release("k", holder.lease_id, holder.slots, stamp, confirmed=chance.random() < 0.5),
             lambda: form.release(
                 "k",
                 holder.lease_id,
                 holder.slots,
-                self.stamp(),
+                stamp,
                 confirmed=True,
                 leaving=f"p{chance.randrange(3)}",
             ),
-            lambda: form.break_("k", holder, self.stamp()),
-            lambda: form.renew("k", holder.lease_id, 15_000, self.stamp(), Drain(), seen),
+            lambda: form.break_("k", holder, stamp),
+            lambda: form.renew("k", holder.lease_id, 15_000, stamp, Drain(), seen),
         ]
         if holders:
             dead = chance.sample(holders, chance.randint(1, len(holders)))
             if claim.lease_id not in [each.lease_id for each in dead]:
-                writes += [lambda: form.reclaim(claim, known, dead, self.stamp())] * 2
+                writes += [lambda: form.reclaim(claim, known, dead, stamp)] * 2
             if claim.lease_id in known.holders:
                 last = chance.choice([None, holder])
-                writes.append(lambda: form.correct_grant(claim, known, known.token + 5, self.stamp(), last))
+                writes.append(lambda: form.correct_grant(claim, known, known.token + 5, stamp, last))
         return chance.choice(writes)()
 
     def stamp(self) -> Stamp:
