@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, assert_never
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
@@ -184,23 +185,19 @@ class S3Objects(S3Requests, OneHolder):
         :param seen: the holder as the sender last saw it; None if it has not.
         :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
         """
-        at_ms = renewed_at(stamp, seen)
+        renewal = partial(self._renewal, key, lease_id, stamp, renewed_at(stamp, seen), seen)
         match edit:
             case Heartbeat():
-                return self._renewal(key, lease_id, stamp, at_ms, seen)
+                return renewal()
             case Change():
                 length = lease_ms if edit.longer else None
-                return self._renewal(
-                    key, lease_id, stamp, at_ms, seen, unless_draining=True, longer_lease_ms=length
-                )
+                return renewal(unless_draining=True, longer_lease_ms=length)
             case Enter():
-                return self._renewal(
-                    key, lease_id, stamp, at_ms, seen, unless_draining=True, enters=edit.process
-                )
+                return renewal(unless_draining=True, enters=edit.process)
             case Drain():
                 # Once only: a second drain would lengthen the lease that the first one has shortened.
                 sets = {"draining": True, "lease_ms": lease_ms}
-                return self._renewal(key, lease_id, stamp, at_ms, seen, unless_draining=True, sets=sets)
+                return renewal(unless_draining=True, sets=sets)
             case CoolDown():
                 self._unsupported()
             case _:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 from airflow_dynamo_lock.core.effects import Request, Stamp
@@ -119,49 +120,22 @@ class ForeignTable(ForeignItem):
         :param seen: the holder as the sender last saw it; None if it has not.
         :raises NotImplementedError: the edit is `CoolDown`, which needs `min_hold`.
         """
-        at_ms = renewed_at(stamp, seen)
+        renewal = partial(self._renewal, key, lease_id, stamp, renewed_at(stamp, seen), seen)
         match edit:
             case Heartbeat():
-                return self._renewal(key, lease_id, stamp, at_ms, seen)
+                return renewal()
             case Change():
                 condition = _NOT_DRAINING
                 if edit.longer:
                     condition += " AND #ours.#lease_ms <= :new_lease_ms"
                 length = lease_ms if edit.longer else None
-                return self._renewal(
-                    key,
-                    lease_id,
-                    stamp,
-                    at_ms,
-                    seen,
-                    condition,
-                    lease_ms=length,
-                    data=edit.data,
-                )
+                return renewal(condition, lease_ms=length, data=edit.data)
             case Enter():
                 sets = {"processes.#process": stamp.best_ms}
-                return self._renewal(
-                    key,
-                    lease_id,
-                    stamp,
-                    at_ms,
-                    seen,
-                    _NOT_DRAINING,
-                    sets=sets,
-                    process=edit.process,
-                )
+                return renewal(_NOT_DRAINING, sets=sets, process=edit.process)
             case Drain():
                 # Once only: a second drain would lengthen the lease that the first one has shortened.
-                return self._renewal(
-                    key,
-                    lease_id,
-                    stamp,
-                    at_ms,
-                    seen,
-                    _NOT_DRAINING,
-                    sets={"draining": True},
-                    lease_ms=lease_ms,
-                )
+                return renewal(_NOT_DRAINING, sets={"draining": True}, lease_ms=lease_ms)
             case CoolDown():
                 self._unsupported()
             case _:
