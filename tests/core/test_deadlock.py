@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
@@ -277,7 +278,10 @@ def test_a_lock_whose_read_was_denied_once_is_read_again_later(
     assert (a.failure is None, b.failure is None) == (True, False)
 
 
-def test_a_lease_that_cannot_have_a_note_does_not_end_the_wait(world: World) -> None:
+def test_a_lease_that_cannot_have_a_note_does_not_end_the_wait(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
     a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
     a.leases.append(replace(a.leases[0], key="in another table"))
     a.wait_for("y")
@@ -286,6 +290,7 @@ def test_a_lease_that_cannot_have_a_note_does_not_end_the_wait(world: World) -> 
     world.faults.append(DENIED)
     run_all(world, [a], 3.0)
     assert (a.failure, a.granted) == (None, False)
+    assert "(lease a/x) is found: it is not among the holders" in caplog.text
 
     b.release()
     run_all(world, [a], 3.0)

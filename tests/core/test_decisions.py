@@ -10,7 +10,7 @@ from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.errors import LockNotWaitingError, LockRemovedError
 from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
 from airflow_dynamo_lock.core.table.items import REMOVED_PREFIX
-from proof.simulator.stepped import KEY, Host, World
+from proof.simulator.stepped import KEY, UNSENT, Host, World
 from tests.core.test_queue import owners, until_waiting, waiting, woken
 
 DECISION = Decision(by="anna", reason="the host is gone")
@@ -198,11 +198,18 @@ def test_a_waiter_that_is_removed_while_it_takes_the_lock_does_not_get_it(world:
 
 @pytest.mark.parametrize("capacity", [1, 2])
 @pytest.mark.parametrize("dead", [True, False])
-def test_no_kind_of_grant_gives_a_lock_to_a_removed_waiter(world: World, capacity: int, dead: bool) -> None:
+@pytest.mark.parametrize("failed", [True, False])
+def test_no_kind_of_grant_gives_a_lock_to_a_removed_waiter(
+    world: World, capacity: int, dead: bool, failed: bool
+) -> None:
+    """Its entry has the first lease id. After an attempt that failed, the claim has a new one."""
     holders = [Host(world, f"holder-{number}") for number in range(capacity)]
     for each in holders:
         each.take(capacity=capacity)
     paused = waiting(Host(world, "first"), capacity=capacity)
+    if failed:
+        world.faults.append(UNSENT)
+        until_waiting(paused.step())
     if dead:
         world.now += 12
         for each in holders[1:]:
@@ -249,6 +256,22 @@ def test_another_process_that_continues_the_wait_of_a_removed_waiter_ends_too(wo
     with pytest.raises(LockRemovedError):
         until_waiting(Host(world, "triggerer-2").start_acquire("attempt", owns_lease_id=False))
     assert owners(world) == []
+
+
+def test_a_write_under_way_does_not_get_the_lock_for_a_claim_that_was_removed_meanwhile(world: World) -> None:
+    """Its process has written no entry; another process of the claim had."""
+    late = Host(world, "triggerer-1").start_acquire("attempt", owns_lease_id=False).until("UpdateItem")
+    holder = Host(world, "holder")
+    holder.take()
+    other = waiting(Host(world, "triggerer-2"), lease_id="attempt", owns_lease_id=False)
+    remove(world, "attempt")
+    with pytest.raises(LockRemovedError):
+        woken(other)
+    holder.release()
+
+    with pytest.raises(LockRemovedError):
+        late.finish()
+    assert world.record().holders == {}
 
 
 def test_the_record_forgets_removals_after_an_hour(world: World) -> None:

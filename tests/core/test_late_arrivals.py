@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.core.effects import Reply, Request
+from airflow_dynamo_lock.core.lock import requests
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockUnavailableError
+from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Renewed
 from proof.simulator.stepped import HOURS, KEY, LOST_THEN_RETRIED, Host, Paused, World
 
@@ -249,6 +251,24 @@ def test_heartbeats_of_one_process_take_one_request_each(
         assert isinstance(host.heartbeat(), Renewed)
 
     assert world.actions() == ["UpdateItem"] * 3
+
+
+def test_the_number_of_written_holders_is_bounded_and_the_oldest_are_forgotten(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat of a forgotten one takes one request more, and is as safe."""
+    monkeypatch.setattr(requests, "_REMEMBERED", 2)
+    world = make_world(dates=False)
+    host = Host(world)
+    for lease_id in ("one", "two"):
+        host.take(lease_id, capacity=SHARED)
+    host.heartbeat("one")
+    host.take("three", capacity=SHARED)
+    world.sent.clear()
+    for lease_id in ("one", "three", "two"):
+        assert isinstance(host.heartbeat(lease_id), Renewed)
+
+    assert world.actions() == ["UpdateItem", "UpdateItem", "GetItem", "UpdateItem"]
 
 
 def test_after_a_wrong_time_was_corrected_a_heartbeat_does_not_bring_it_back(world: World) -> None:
