@@ -12,6 +12,7 @@ import pytest
 
 from airflow_dynamo_lock.core.effects import Reply, Request
 from airflow_dynamo_lock.core.lock.nested import LOOK_EVERY
+from airflow_dynamo_lock.core.lock.requests import ROUNDS
 from airflow_dynamo_lock.core.model.cycle import WaitGraph
 from airflow_dynamo_lock.core.model.errors import (
     CapacityMismatchError,
@@ -521,6 +522,36 @@ def test_in_an_outage_only_the_removal_of_the_first_note_is_waited_for(world: Wo
     world.faults.append(UNSENT)
     with pytest.raises(KeyboardInterrupt):
         a.waits.step()
+
+
+def test_a_granted_waiter_outside_of_the_queue_leaves_no_note(world: World) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.wait_for("y", fair=False)
+    a.run(world.now + 2.0)
+    assert world.record("x").holders["a/x"].waits
+
+    b.release()
+    a.run(world.now + 2.0)
+
+    assert a.granted
+    assert not world.record("x").holders["a/x"].waits
+
+
+@pytest.mark.parametrize("faults", [[DENIED], [CONFLICT] * ROUNDS], ids=["denied", "conflicts"])
+def test_a_note_that_cannot_be_removed_does_not_keep_the_others(world: World, faults: list[str]) -> None:
+    a, b = Locker(world, "a", "x"), Locker(world, "b", "y")
+    a.leases += Locker(world, "a", "w").leases
+    a.wait_for("y")
+    a.run(world.now + 2.0)
+    b.release()
+    assert a.waits is not None
+    while not erases(a.waits.effect):
+        a.waits.step()
+    world.faults.extend(faults)
+    a.waits.finish()
+
+    assert world.record("x").holders["a/x"].waits
+    assert not world.record("w").holders["a/w"].waits
 
 
 def test_the_removal_of_a_note_is_repeated_after_a_conflict(world: World) -> None:

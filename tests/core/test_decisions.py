@@ -8,7 +8,7 @@ import pytest
 
 from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.errors import LockNotWaitingError, LockRemovedError
-from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost
 from airflow_dynamo_lock.core.table.items import REMOVED_PREFIX
 from proof.simulator.stepped import KEY, UNSENT, Host, World
 from tests.core.test_queue import owners, until_waiting, waiting, woken
@@ -56,6 +56,17 @@ def test_an_undo_records_no_name(world: World, host: Host) -> None:
     host.run(host.operations.attempting.undo([host.claim(min_hold_ms=1000)]))
 
     assert (world.record().previous_owner, world.record().last_loss) == (None, None)
+
+
+def test_a_lease_that_a_later_attempt_ends_leaves_no_name_and_no_usual_time(world: World, host: Host) -> None:
+    attempt: dict[str, Any] = {"attempt_of": "work/", "min_hold_ms": 60_000}
+    host.take("work/1", **attempt)
+    world.now += 5.0
+    assert isinstance(host.take("work/2", **attempt), Busy)
+
+    record = world.record()
+    assert record.holders["work/1"].cooling_down
+    assert (record.previous_owner, record.usual_ms) == (None, None)
 
 
 def test_the_record_says_who_broke_a_lease_and_why(world: World, host: Host) -> None:

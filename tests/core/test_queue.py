@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_dynamo_lock.core.effects import Operation, Reply, Request, Sleep, Stamp, T, WaitForSlots
-from airflow_dynamo_lock.core.model.errors import LockAccessError, LockTimeoutError
+from airflow_dynamo_lock.core.model.errors import LockAccessError, LockTimeoutError, LockUnavailableError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted
 from airflow_dynamo_lock.core.model.record import Waiter
 from airflow_dynamo_lock.core.queue.view import queue_positions
@@ -413,6 +413,37 @@ def test_a_stalled_process_does_not_take_a_waiter_from_the_one_that_continues(wo
 
     (entry,) = queue(world)
     assert entry.process == next_one.queue.own.process
+
+
+@pytest.mark.parametrize(
+    ("owns_lease_id", "left"), [(True, 0), (False, 1)], ids=["outside Airflow", "in Airflow"]
+)
+def test_the_entry_of_a_discarded_wait_stays_only_if_another_process_may_continue_in_it(
+    world: World, owns_lease_id: bool, left: int
+) -> None:
+    Host(world, "holder").take(lease_ms=3_600_000)
+    host = Host(world, "host")
+    paused = waiting(host, owns_lease_id=owns_lease_id)
+    with pytest.raises(GeneratorExit):
+        paused.interrupt(GeneratorExit())
+
+    run_a_while(host, host.presence.maintain(), 3.0)
+
+    assert entries(world) == left
+
+
+def test_the_entry_of_a_wait_that_ended_in_an_outage_is_deleted_afterwards(world: World) -> None:
+    Host(world, "holder").take(lease_ms=3_600_000)
+    host = Host(world, "host")
+    paused = waiting(host, owns_lease_id=False, timeout=5.0)
+    world.faults.extend([UNSENT] * 100)
+    with pytest.raises(LockUnavailableError):
+        paused.finish()
+    world.faults.clear()
+
+    run_a_while(host, host.presence.maintain(), 3.0)
+
+    assert entries(world) == 0
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, CancelledError])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.core.effects import Request
+from airflow_dynamo_lock.core.effects import Request, WaitForSlots
 from airflow_dynamo_lock.core.model.claim import Claim
 from airflow_dynamo_lock.core.model.decisions import Decision
 from airflow_dynamo_lock.core.model.edits import Enter, Heartbeat
@@ -461,3 +461,22 @@ def test_a_waiter_that_was_removed_from_the_queue_of_another_lock_of_its_set_end
     assert world.now - began <= 12.0
     reader = Host(world, "reader")
     assert [reader.run(reader.queue.reader.waiters(key)) for key in "ab"] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "seconds"),
+    [
+        ("ab", {}, 10.0),
+        ("ab", {"timeout": 60.0}, 10.0),
+        ("ab", {"timeout": 5.0}, 5.0),
+        ("ab", {"fair": False}, None),
+        ("a", {}, None),
+    ],
+)
+def test_a_waiter_in_the_queues_of_several_locks_tries_again_although_it_was_not_woken(
+    world: World, keys: str, options: dict[str, Any], seconds: float | None
+) -> None:
+    take_all(Host(world, "other"), "ab")
+    waits = waiting_for(Host(world), keys, **options)
+    assert isinstance(waits.effect, WaitForSlots)
+    assert waits.effect.seconds == seconds

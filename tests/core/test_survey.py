@@ -71,7 +71,9 @@ def test_a_waiter_is_shown_if_answers_have_no_date(world: World) -> None:
     living = Host(world, "living")
     waits = waiting(living, key="a")
     run_a_while(living, living.presence.maintain(), 120.0)
-    assert owners(surveyed(world)["a"]) == ["living"]
+    state = surveyed(world)["a"]
+    assert owners(state) == ["living"]
+    assert state.now_ms == world.server_ms, "by the clock of the host"
     assert waits.effect is not None
 
 
