@@ -189,6 +189,11 @@ def test_a_lost_lease_stays_lost_and_keeps_its_first_reason() -> None:
     assert term.lost == "it was broken"
 
 
+def test_the_loss_of_each_lock_of_a_set_is_reported_once() -> None:
+    term = Term(lambda: 0.0)
+    assert [term.is_first_report(key) for key in ("a", "b", "a", "b")] == [True, True, False, False]
+
+
 def test_a_check_of_a_lost_lease_says_why_it_is_lost() -> None:
     now = 0.0
     term = Term(lambda: now)
