@@ -9,6 +9,7 @@ import pytest
 
 from airflow_dynamo_lock.core.effects import Reply
 from airflow_dynamo_lock.core.model.limits import SHARED
+from airflow_dynamo_lock.core.model.outcomes import Granted
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.queue.unused import PASS_OVER_AFTER, UnusedSlots
 from proof.simulator.stepped import KEY, Host, Paused, World
@@ -177,6 +178,21 @@ def test_a_late_write_passes_over_no_waiter_if_the_lock_was_granted_meanwhile(wo
     until_waiting(second)
     assert second.effect is not None, "it waits again"
     assert woken(first) is not None
+
+
+def test_a_write_that_passes_over_no_waiter_succeeds_although_a_slot_was_granted_meanwhile(world: World) -> None:
+    holders = [Host(world, f"holder {number}") for number in range(3)]
+    for each in holders:
+        each.take(capacity=3)
+    only = waiting(Host(world, "only"), capacity=3)
+    holders[0].release()
+    holders[1].release()
+    only.step().until("UpdateItem")  # its write is not sent yet
+    assert isinstance(Host(world, "unfair").take(capacity=3, fair=False), Granted)
+    world.sent.clear()
+
+    assert only.finish()
+    assert world.actions().count("UpdateItem") == 1
 
 
 def test_a_waiter_for_several_locks_is_not_passed_over(world: World) -> None:
