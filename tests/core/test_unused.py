@@ -180,7 +180,9 @@ def test_a_late_write_passes_over_no_waiter_if_the_lock_was_granted_meanwhile(wo
     assert woken(first) is not None
 
 
-def test_a_write_that_passes_over_no_waiter_succeeds_although_a_slot_was_granted_meanwhile(world: World) -> None:
+def test_a_write_that_passes_over_no_waiter_succeeds_although_a_slot_was_granted_meanwhile(
+    world: World,
+) -> None:
     holders = [Host(world, f"holder {number}") for number in range(3)]
     for each in holders:
         each.take(capacity=3)
