@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_dynamo_lock.core.model.decisions import Decision
+from airflow_dynamo_lock.core.model.decisions import Decision, Removal
 from airflow_dynamo_lock.core.model.errors import LockNotWaitingError, LockRemovedError
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost
 from airflow_dynamo_lock.core.table.items import REMOVED_PREFIX
@@ -251,6 +251,18 @@ def test_a_waiter_that_has_just_been_granted_the_lock_is_not_removed(world: Worl
     assert world.record().removals == {}
 
 
+def test_a_removal_that_arrives_after_the_record_was_deleted_writes_no_record(world: World) -> None:
+    Host(world, "holder").take()
+    waiting(Host(world, "first"))
+    person = Host(world, "person")
+    removal = person.start(person.operations.admin.remove_waiter(KEY, "first", DECISION)).until("UpdateItem")
+    world.delete()
+
+    with pytest.raises(LockNotWaitingError, match="Not locked"):
+        removal.finish()
+    assert world.item() is None
+
+
 def test_a_claimant_that_does_not_wait_cannot_be_removed(world: World, host: Host) -> None:
     with pytest.raises(LockNotWaitingError, match="Not locked"):
         remove(world, "nobody")
@@ -316,6 +328,7 @@ def test_a_damaged_removal_note_still_removes_the_waiter(world: World, host: Hos
     world.client.put_item(TableName="locks", Item=item | {f"{REMOVED_PREFIX}first": {"S": "?"}})
     with pytest.raises(LockRemovedError, match="was ended by hand"):
         woken(paused)
+    assert world.record().removals == {"first": Removal(0)}
 
 
 def test_a_damaged_loss_is_read_as_none(world: World, host: Host) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from airflow_dynamo_lock.core.model.decisions import Decision, Removal
 from airflow_dynamo_lock.core.model.edits import Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockRecordError, LockTableError
 from airflow_dynamo_lock.core.model.limits import LONGEST_TIME
 from airflow_dynamo_lock.core.model.outcomes import Granted, Lost
 from airflow_dynamo_lock.core.model.record import LockRecord
 from airflow_dynamo_lock.core.table.codec import encode
-from airflow_dynamo_lock.core.table.items import read_waiter
+from airflow_dynamo_lock.core.table.items import REMOVED_PREFIX, WAIT_PREFIX, read_waiter
+from airflow_dynamo_lock.core.table.native import NativeFormat
 from proof.simulator.stepped import BEGIN_MS, KEY, Host, World, a_holder
 
 HOLDER = {
@@ -147,14 +149,24 @@ def test_a_record_with_the_smallest_values_is_read(world: World) -> None:
         "hold_until": 0,
         "processes": {"p": 0},
     }
-    world.store(**{name: encode(value) for name, value in (_holder(**least) | {"last_freed_at": 0}).items()})
+    least[f"{WAIT_PREFIX}w"] = {"since": 0, "keys": ["k"], "slots": 1, "capacity": 1}
+    record_values = _holder(**least) | {
+        "last_freed_at": 0,
+        "usual_ms": 0,
+        "last_loss": {"lease_id": "b", "owner": "b", "at": 0, "broken": False},
+        f"{REMOVED_PREFIX}c": {"at": 0, "by": "anna"},
+    }
+    world.store(**{name: encode(value) for name, value in record_values.items()})
 
     record = world.record()
 
     holder = record.holders["a"]
     assert (holder.lease_ms, holder.grace_ms, holder.processes) == (1, 1, {"p": 0})
     assert (holder.acquired_at_ms, holder.renewed_at_ms, holder.hold_until_ms) == (0, 0, 0)
-    assert record.last_freed_at_ms == 0
+    assert (record.last_freed_at_ms, record.usual_ms) == (0, 0)
+    assert record.last_loss is not None
+    assert (record.last_loss.at_ms, holder.waits["w"].since_ms) == (0, 0)
+    assert record.removals == {"c": Removal(0, Decision("anna"))}
 
 
 def test_a_waiter_item_with_the_smallest_values_is_read() -> None:
@@ -164,6 +176,12 @@ def test_a_waiter_item_with_the_smallest_values_is_read() -> None:
     }  # fmt: skip
     waiter = read_waiter({name: encode(value) for name, value in least.items()}, "t")
     assert (waiter.since_ms, waiter.until_ms, waiter.renewed_at_ms) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("names", [["key"], ["entry"], []])
+def test_an_item_with_other_keys_is_no_waiter_but_an_error(names: list[str]) -> None:
+    with pytest.raises(LockTableError, match="is not a lock table"):
+        NativeFormat("t").waiters({"Items": [{name: encode("lock") for name in names}]})
 
 
 @pytest.mark.parametrize(
