@@ -398,7 +398,7 @@ MUTATIONS = {
     "dead-block-the-queue": Mutation(
         "queue: waiters skip dead waiters",
         _patched(QueueReader, "_living", _count_all_as_living),
-        seed=637,
+        seed=413,
     ),
     "unused-slots-left": Mutation(
         "queue: waiters pass over one that leaves free slots unused",
@@ -431,7 +431,7 @@ MUTATIONS = {
         _patched(
             NativeFormat, "delete_entry", lambda self, key, place: _delete_entry(self, key, f"{place} or so")
         ),
-        seed=157,
+        seed=600,
     ),
     "tickets-taken-one-by-one": Mutation(
         "sets: a waiter for a set takes all its tickets in one transaction",
@@ -465,7 +465,7 @@ MUTATIONS = {
             patch(f"airflow_dynamo_lock.client.{module}.monotonic", _clock_without_suspends)
             for module in ("clock", "sdk", "session", "tasks")
         ],
-        seed=22,
+        seed=51,
     ),
     "heartbeat-counts-from-sending": Mutation(
         "R4: a renewed lease counts from its heartbeat's stamp, not from when it was sent",
@@ -714,7 +714,7 @@ MUTATIONS = {
     "released-too-early": Mutation(
         "`min_hold`: a release before `hold_until` is refused",
         _patched(lease_writes, "_MIN_HOLD_OVER", "attribute_exists(#holders.#me)"),
-        seed=200,
+        seed=14,
     ),
     "cool-down-ends-too-early": Mutation(
         "`min_hold`: a lease that cools down lasts until `hold_until`",
@@ -902,7 +902,7 @@ MUTATIONS = {
     "guard-never-ends-the-process": Mutation(
         "R9: the guard ends a process whose task catches all interruptions",
         _edited(GUARD.Guard._stop, ("end_process()", "pass")),
-        seed=44,
+        seed=119,
     ),
     "guard-stops-at-the-end": Mutation(
         "R9: the guard begins to stop a task before its lease ends",
