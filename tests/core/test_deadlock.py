@@ -472,22 +472,24 @@ def entries_of(world: World, key: str) -> list[str]:
     return [each["entry"]["S"] for each in items if each["entry"]["S"] != "lock"]
 
 
-def erases(effect: object) -> bool:
-    """Whether the effect is the write that removes a wait note."""
-    return isinstance(effect, Request) and effect.params.get("UpdateExpression", "").startswith(
-        "REMOVE #holders.#me.#wait"
-    )
+def before_a_note_is_removed(locker: Locker) -> Paused[Granted]:
+    """Continue the acquire, and return it just before the write that removes a wait note."""
+    assert locker.waits is not None
+    while not (
+        isinstance(locker.waits.effect, Request)
+        and locker.waits.effect.params.get("UpdateExpression", "").startswith("REMOVE #holders.#me.#wait")
+    ):
+        locker.waits.step()
+    return locker.waits
 
 
 def test_an_interrupt_while_the_note_is_removed_leaves_no_queue_entry(world: World) -> None:
     a, _ = Locker(world, "a", "x"), Locker(world, "b", "y")
     a.wait_for("y", timeout=3.0)
-    assert a.waits is not None
-    while not erases(a.waits.effect):
-        a.waits.step()
+    waits = before_a_note_is_removed(a)
 
     with pytest.raises(KeyboardInterrupt):
-        a.waits.interrupt(KeyboardInterrupt()).finish()
+        waits.interrupt(KeyboardInterrupt()).finish()
 
     assert entries_of(world, "y") == []
     assert not a.host.queue.own.ids
@@ -516,12 +518,11 @@ def test_in_an_outage_only_the_removal_of_the_first_note_is_waited_for(world: Wo
     a.run(world.now + 2.0)
     assert a.waits is not None
     a.waits.interrupt(KeyboardInterrupt())
-    while not erases(a.waits.effect):
-        a.waits.step()
+    waits = before_a_note_is_removed(a)
 
     world.faults.append(UNSENT)
     with pytest.raises(KeyboardInterrupt):
-        a.waits.step()
+        waits.step()
 
 
 def test_a_granted_waiter_outside_of_the_queue_leaves_no_note(world: World) -> None:
@@ -544,11 +545,9 @@ def test_a_note_that_cannot_be_removed_does_not_keep_the_others(world: World, fa
     a.wait_for("y")
     a.run(world.now + 2.0)
     b.release()
-    assert a.waits is not None
-    while not erases(a.waits.effect):
-        a.waits.step()
+    waits = before_a_note_is_removed(a)
     world.faults.extend(faults)
-    a.waits.finish()
+    waits.finish()
 
     assert world.record("x").holders["a/x"].waits
     assert not world.record("w").holders["a/w"].waits
@@ -559,11 +558,9 @@ def test_the_removal_of_a_note_is_repeated_after_a_conflict(world: World) -> Non
     a.wait_for("y")
     a.run(world.now + 2.0)
     b.release()
-    assert a.waits is not None
-    while not erases(a.waits.effect):
-        a.waits.step()
+    waits = before_a_note_is_removed(a)
     world.faults.append(CONFLICT)
-    a.waits.finish()
+    waits.finish()
     assert not world.record("x").holders["a/x"].waits
 
 

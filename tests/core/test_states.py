@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 from airflow_dynamo_lock.core.model.limits import SHARED
-from airflow_dynamo_lock.core.model.record import Waiter
 from airflow_dynamo_lock.core.model.state import LockState
 from airflow_dynamo_lock.core.model.waits import Wait
 from airflow_dynamo_lock.core.table.items import waiter_values
-from proof.simulator.stepped import KEY, a_holder
-from tests.core.test_details import a_record
+from proof.simulator.stepped import a_holder
+from tests.core.test_details import a_record, a_waiter
 
-WAITER = Waiter(KEY, "0999/1/w", "w", "me", 1, 1, 0, 2_000, None, "p", "v", 2_000)
+WAITER = replace(a_waiter("0999/1/w"), since_ms=2_000)
 NOW_MS = 10_000
 
 
