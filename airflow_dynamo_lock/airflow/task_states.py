@@ -5,6 +5,10 @@ whenever it ends, until the task is deferred again with another trigger. Such an
 acquire a lock, or renew a lease, for a task that may not run for days. So each trigger of this package asks
 for the state of its own task before it starts to work, and every `EVERY` seconds while it works.
 
+A task that was not cleared, but marked or skipped while it was deferred, has a state. Airflow deletes its trigger
+from the database, and then cancels it. On SQLite, the next trigger may get the same id before that. Then Airflow
+takes the old trigger for the new one, and starts the new one only when the old one has ended.
+
 Airflow answers a triggerer one request at a time, and hundreds of triggers may run there. So the triggers of
 a process share their requests.
 """
@@ -77,10 +81,16 @@ def has_ended(ti: Any, task_id: str) -> bool:
         return False
 
 
-async def until_deferred(ti: Any) -> None:
-    """Return as soon as a task instance is deferred, or Airflow does not return its state."""
-    while await _matches_now(_Query(ti, ti.task_id, _is_not_deferred)):  # noqa: ASYNC110 - no event for it
+async def until_deferred(ti: Any) -> bool:
+    """Wait until a task instance has a state. A cleared one has none.
+
+    :returns: whether it is deferred. True if Airflow does not return its state.
+    """
+    while await _matches_now(query := _Query(ti, ti.task_id, _is_not_deferred)):
+        if query.state is not None:
+            return False
         await asyncio.sleep(EVERY)
+    return True
 
 
 async def until_orphaned(ti: Any) -> None:
@@ -109,6 +119,7 @@ class _Query:
     :ivar task_id: id of the task.
     :ivar condition: whether a state matches. Airflow reports None for a task without a state.
     :ivar answered: set when `matches` is known.
+    :ivar state: the state. None if the task has none, or Airflow did not return it.
     :ivar matches: whether the state matched. False if Airflow did not return the state.
     """
 
@@ -116,6 +127,7 @@ class _Query:
     task_id: str
     condition: Callable[[str | None], bool]
     answered: asyncio.Event = field(default_factory=asyncio.Event)
+    state: str | None = field(default=None, init=False)
     matches: bool = field(default=False, init=False)
 
 
@@ -141,8 +153,7 @@ async def _send_new() -> None:
     while _new:
         batch = _new.copy()
         _new.clear()
-        for query in await _matching(batch):
-            query.matches = True
+        await _ask(batch)
         for query in batch:
             query.answered.set()
 
@@ -162,13 +173,15 @@ async def _until_match(query: _Query) -> None:
 async def _repeat() -> None:
     while _repeated:
         await asyncio.sleep(EVERY)
-        for query in await _matching(list(_repeated)):
-            query.matches = True
-            query.answered.set()
+        repeated = list(_repeated)
+        await _ask(repeated)
+        for query in repeated:
+            if query.matches:
+                query.answered.set()
 
 
-async def _matching(queries: Collection[_Query]) -> list[_Query]:
-    """Return the queries that match.
+async def _ask(queries: Collection[_Query]) -> None:
+    """Ask Airflow for the states of these queries.
 
     If a request fails, its queries do not match, so that no trigger stops because of an unknown state.
     """
@@ -177,7 +190,6 @@ async def _matching(queries: Collection[_Query]) -> list[_Query]:
     by_dag = defaultdict(list)
     for query in queries:
         by_dag[query.ti.dag_id].append(query)
-    matching = []
     for dag_id, of_dag in by_dag.items():
         for start in range(0, len(of_dag), _IDS_PER_REQUEST):
             batch = of_dag[start : start + _IDS_PER_REQUEST]
@@ -192,14 +204,10 @@ async def _matching(queries: Collection[_Query]) -> list[_Query]:
             except Exception:
                 log.debug("Could not read the task states of the DAG %r from Airflow.", dag_id, exc_info=True)
                 continue
-            matching += [
-                query
-                for query in batch
-                if query.condition(
-                    states.get(query.ti.run_id, {}).get(_name_in_answer(query.task_id, query.ti.map_index))
-                )
-            ]
-    return matching
+            for query in batch:
+                name = _name_in_answer(query.task_id, query.ti.map_index)
+                query.state = states.get(query.ti.run_id, {}).get(name)
+                query.matches = query.condition(query.state)
 
 
 def _name_in_answer(task_id: str, map_index: int) -> str:

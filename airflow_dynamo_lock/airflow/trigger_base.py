@@ -24,6 +24,11 @@ from airflow_dynamo_lock.airflow.time_line import TimeLine
 from airflow_dynamo_lock.airflow.versions import RETRIES_AFTER_TRIGGER
 from airflow_dynamo_lock.core.model.errors import LockDeadlockError, LockError, LockRemovedError
 
+# Why a trigger ends whose task is no longer deferred. It ends as if it was cancelled, because an event, an error or a
+# return ends the task that has the trigger's id now, and that may be another task (`task_states`). If it is still this
+# one, cleared, Airflow starts the trigger again, which then waits until the task is deferred.
+_ORPHANED = "the task is no longer deferred"
+
 # An event loop keeps no references to its tasks.
 _in_background: set[asyncio.Future[Any]] = set()
 
@@ -76,18 +81,18 @@ class LockTrigger(BaseTrigger):
         self.time_line = TimeLine()
         preparing = asyncio.ensure_future(self._prepare())
         try:
-            await task_states.until_deferred(self.ti)
+            deferred = await task_states.until_deferred(self.ti)
         finally:
             preparing.cancel()  # `work` joins what it has begun
+        if not deferred:
+            raise asyncio.CancelledError(_ORPHANED)
         self.time_line.end("task state")
         working = asyncio.ensure_future(self._event())
         orphaned = asyncio.ensure_future(task_states.until_orphaned(self.ti))
         try:
             await asyncio.wait((working, orphaned), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                # The task is no longer deferred, so it cannot receive an event. Airflow starts this trigger
-                # again, which then waits until the task is deferred.
-                return
+                raise asyncio.CancelledError(_ORPHANED)
             event = working.result()
         finally:
             working.cancel()
