@@ -87,6 +87,7 @@ class WorksForEver(LockTrigger):
     def __init__(self) -> None:
         super().__init__()
         self.task_instance = task_instance("run")
+        self.timeout_after = None  # as the triggerer sets it
         self.working = asyncio.Event()
 
     async def work(self) -> TriggerEvent:
