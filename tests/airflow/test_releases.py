@@ -6,19 +6,15 @@ ledger and the state of every task, because a run succeeds even if its heartbeat
 
 from __future__ import annotations
 
-import sqlite3
-import sys
 import time
-from contextlib import closing
 from statistics import median
 
 import pytest
 
 from airflow_dynamo_lock.airflow.provider_info import FIELDS
 from airflow_dynamo_lock.airflow.versions import RENDERS_IN_TRIGGERER, RESUME_AFTER, STARTS_IN_TRIGGERER
-from deployments.deployment import Deployment
 from deployments.engines import REGION
-from proof.airflow.testbed import IN_PRODUCTION, POLL, TABLE, Testbed, wait_for
+from proof.airflow.testbed import POLL, TABLE, Testbed, wait_for
 from tests.airflow.test_group import AIRFLOW, Record
 
 pytestmark = pytest.mark.proof
@@ -178,70 +174,3 @@ def _wait_for_ends(testbed: Testbed, tasks: set[str]) -> None:
         "the processes of all tasks have ended",
         30,
     )
-
-
-@pytest.mark.skipif(IN_PRODUCTION, reason="PostgreSQL gives no trigger the id of another one")
-def test_a_task_waits_and_acquires_although_its_trigger_has_the_id_of_a_skipped_tasks_trigger(
-    testbed: Testbed, key: str
-) -> None:
-    """Airflow takes the trigger of the skipped task, which still runs, for the new one."""
-    airflow = testbed.airflow
-    lease = testbed.locks.acquire(key, owner="the test", lease=300)
-    skipped = testbed.start("guarded", key, seconds=0.5)
-    wait_for(lambda: testbed.locks.waiters(key) or None, "the first run is queued", 150)
-    pause_the_triggerer(airflow)
-    try:
-        trigger_id = trigger_of(airflow, skipped)
-        airflow.set_task_state("guarded", skipped, "lock.acquire", "skipped")
-        delete_unused_triggers(airflow)
-        waits = testbed.start("guarded", key, seconds=0.5)
-        airflow.wait_for_task("guarded", waits, "lock.acquire", {"deferred"})
-        assert trigger_of(airflow, waits) == trigger_id
-    finally:
-        airflow.triggerer.resume()
-    wait_for(
-        lambda: any(waits in each.owner for each in testbed.locks.waiters(key)) or None,
-        "the second run is queued",
-        150,
-    )
-    testbed.locks.release(lease)
-    testbed.assert_green("guarded", waits)
-    testbed.assert_exclusive(key)
-
-
-def pause_the_triggerer(airflow: Deployment) -> None:
-    """Pause it at a moment when it does not lock the database."""
-
-    def paused() -> bool | None:
-        airflow.triggerer.pause()
-        try:
-            with closing(sqlite3.connect(airflow.home / "airflow.db", timeout=1)) as database:
-                database.execute("BEGIN IMMEDIATE")
-                database.rollback()
-        except sqlite3.OperationalError:
-            airflow.triggerer.resume()
-            return None
-        return True
-
-    wait_for(paused, "the triggerer is paused", 150)
-
-
-def trigger_of(airflow: Deployment, run_id: str) -> int:
-    """Return the id of the trigger of a run's acquire task."""
-    with closing(sqlite3.connect(airflow.home / "airflow.db")) as database:
-        (found,) = database.execute(
-            "SELECT trigger_id FROM task_instance WHERE run_id = ? AND task_id = 'lock.acquire'", [run_id]
-        ).fetchone()
-    return int(found)
-
-
-def delete_unused_triggers(airflow: Deployment) -> None:
-    """Do what any triggerer does each second."""
-    cleaner = airflow.server(
-        "clean-unused",
-        sys.executable,
-        "-c",
-        "from airflow.models.trigger import Trigger; Trigger.clean_unused()",
-    )
-    cleaner.start()
-    assert cleaner.wait() == 0, cleaner.tail()

@@ -45,8 +45,13 @@ def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
 
 def task_instance(run_id: str) -> Any:
     return SimpleNamespace(
-        **{"dag_id": "many", "run_id": run_id, "task_id": "acquire", "map_index": -1},
-        **{"id": "01a22a07-495a-73ca-9542-d94816512fbd", "try_number": 1, "context_carrier": None},
+        dag_id="many",
+        run_id=run_id,
+        task_id="acquire",
+        map_index=-1,
+        id="01a22a07-495a-73ca-9542-d94816512fbd",
+        try_number=1,
+        context_carrier=None,
     )
 
 

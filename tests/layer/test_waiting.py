@@ -266,13 +266,15 @@ def test_a_task_on_a_worker_logs_its_position(locks: LockClient, key: str, waiti
     assert [lease.key for lease in acquired] == [key]
 
 
+async def at_once(_: Any) -> bool:
+    """Stands for `until_deferred`: the task is deferred."""
+    return True
+
+
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "its triggerer ends"])
 async def test_a_task_that_is_marked_while_it_waits_leaves_the_queue(
     locks: LockClient, key: str, waiting_log: WaitingLog, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
-    async def at_once(_: Any) -> bool:
-        return True
-
     monkeypatch.setattr(task_states, "until_deferred", at_once)
     blocker = await asyncio.to_thread(locks.try_acquire, key)
     assert blocker
@@ -380,9 +382,6 @@ def test_a_removed_waiter_fails_without_a_retry_in_the_triggerer(
     with DAG("dag"):
         operator = DynamoLockAcquireOperator(task_id="waits", key=key)
         operator.retries = retries  # as a cluster policy does
-
-    async def at_once(_: Any) -> bool:
-        return True
 
     async def never(_: Any) -> None:
         await asyncio.Event().wait()
