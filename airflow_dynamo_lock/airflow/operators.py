@@ -354,10 +354,9 @@ class DynamoLockHeartbeatOperator(_UsesLease):
         client, held = self._client_and_leases(context)
         first = held.leases[0]
         interval = lock_options.interval(self.heartbeat, first.lease_ms / 1000)
-        renewed = client.renew(held)
         if runs_in_dag_test():
             # The guarded tasks run only after this one has ended, so a thread continues the heartbeats.
-            _dag_test_heartbeats[first.lease_id] = client.keep_alive(renewed, interval=interval)
+            _dag_test_heartbeats[first.lease_id] = client.keep_alive(client.renew(held), interval=interval)
             return
         with alerts.on_held_on_worker(self, context, client, first):
             self._renew_until_gone(client, held, interval, context["ti"])
@@ -368,9 +367,8 @@ class DynamoLockHeartbeatOperator(_UsesLease):
         A heartbeat that fails is repeated, also after an outage that is longer than the lease: no process relies on the
         lease of this task, so it is renewed for as long as the record shows it.
         """
-        next_heartbeat, next_look = time.monotonic() + interval, time.monotonic() + task_states.EVERY
+        next_heartbeat, next_look = time.monotonic(), time.monotonic() + task_states.EVERY
         while _is_any_held(client, held):
-            time.sleep(min(1.0, interval))
             if time.monotonic() >= next_heartbeat:
                 try:
                     client.renew(held)
@@ -381,14 +379,14 @@ class DynamoLockHeartbeatOperator(_UsesLease):
                     self.log.warning("Heartbeat of %s failed, trying again: %s", held, failure)
                 else:
                     next_heartbeat = time.monotonic() + interval
-            if self.release_task_id is None or time.monotonic() < next_look:
-                continue
-            next_look = time.monotonic() + task_states.EVERY
-            if task_states.has_ended(ti, self.release_task_id):
-                time.sleep(task_states.RELEASE_DETECTION_SECONDS)
-                if _is_any_held(client, held):
-                    self.log.warning(RELEASE_TASK_FAILED, self.release_task_id)
-                    client.release(held, retry_for=None)
+            if self.release_task_id is not None and time.monotonic() >= next_look:
+                next_look = time.monotonic() + task_states.EVERY
+                if task_states.has_ended(ti, self.release_task_id):
+                    time.sleep(task_states.RELEASE_DETECTION_SECONDS)
+                    if _is_any_held(client, held):
+                        self.log.warning(RELEASE_TASK_FAILED, self.release_task_id)
+                        client.release(held, retry_for=None)
+            time.sleep(min(1.0, interval))
 
 
 class DynamoLockReleaseOperator(_UsesLease):
