@@ -379,14 +379,15 @@ class DynamoLockHeartbeatOperator(_UsesLease):
                     self.log.warning("Heartbeat of %s failed, trying again: %s", held, failure)
                 else:
                     next_heartbeat = time.monotonic() + interval
-            if self.release_task_id is not None and time.monotonic() >= next_look:
-                next_look = time.monotonic() + task_states.EVERY
-                if task_states.has_ended(ti, self.release_task_id):
-                    time.sleep(task_states.RELEASE_DETECTION_SECONDS)
-                    if _is_any_held(client, held):
-                        self.log.warning(RELEASE_TASK_FAILED, self.release_task_id)
-                        client.release(held, retry_for=None)
             time.sleep(min(1.0, interval))
+            if self.release_task_id is None or time.monotonic() < next_look:
+                continue
+            next_look = time.monotonic() + task_states.EVERY
+            if task_states.has_ended(ti, self.release_task_id):
+                time.sleep(task_states.RELEASE_DETECTION_SECONDS)
+                if _is_any_held(client, held):
+                    self.log.warning(RELEASE_TASK_FAILED, self.release_task_id)
+                    client.release(held, retry_for=None)
 
 
 class DynamoLockReleaseOperator(_UsesLease):

@@ -196,12 +196,18 @@ class CutOffClient(LockClient):
         return super()._call(request)
 
 
-def test_on_a_worker_it_repeats_its_first_heartbeat_too(
-    airflow: Airflow, lease: Lease, locks: LockClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def client(locks: LockClient, monkeypatch: pytest.MonkeyPatch) -> CutOffClient:
+    """Return the client of the task."""
     client = CutOffClient(locks._client, table="locks")
-    client.is_cut_off = True
     monkeypatch.setattr(DynamoLockHook, "get_conn", lambda _: client)
+    return client
+
+
+def test_on_a_worker_it_repeats_its_first_heartbeat_too(
+    airflow: Airflow, lease: Lease, locks: LockClient, client: CutOffClient
+) -> None:
+    client.is_cut_off = True
     found = locks.get(lease.key)
     with ThreadPoolExecutor() as threads:
         keeping = threads.submit(on_a_worker(airflow, None, heartbeat=0.1))
@@ -217,12 +223,14 @@ def test_on_a_worker_it_repeats_its_first_heartbeat_too(
 
 @pytest.mark.parametrize("keys", [["one"], ["one", "two"]])
 def test_on_a_worker_it_renews_the_leases_again_after_an_outage_longer_than_they_last(
-    airflow: Airflow, locks: LockClient, monkeypatch: pytest.MonkeyPatch, keys: list[str]
+    airflow: Airflow,
+    locks: LockClient,
+    client: CutOffClient,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: list[str],
 ) -> None:
     keys = [f"outage of {len(keys)}: {key}" for key in keys]
     held = locks.acquire(keys, lease=1)
-    client = CutOffClient(locks._client, table="locks")
-    monkeypatch.setattr(DynamoLockHook, "get_conn", lambda _: client)
     monkeypatch.setattr(BaseXCom, "get_one", lambda **_: [lease.as_dict() for lease in held])
 
     def stamps() -> list[Any]:
