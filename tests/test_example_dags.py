@@ -37,6 +37,9 @@ from functools import cache
 import botocore.loaders, botocore.session
 botocore.session.create_loader = cache(botocore.loaders.create_loader)  # as in tests/conftest.py
 from airflow.__main__ import main
+from airflow.sdk.execution_time import supervisor
+# As Airflow 3.3 does: earlier releases build the Execution API anew for each task, which takes them seconds.
+supervisor.in_process_api_server = cache(supervisor.in_process_api_server)
 
 dags, sys.argv[1:] = sys.argv[1], ["db", "migrate"]
 main()

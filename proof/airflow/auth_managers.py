@@ -64,7 +64,7 @@ class FabDeployment(SimpleAuthDeployment):
             "create-admin",
             *("users", "create", "--role", "Admin", "--email", "admin@localhost"),
             *("--firstname", "An", "--lastname", "Admin"),
-            *("--username", self.username, "--password", self.password),
+            *("--username", self.username, f"--password={self.password}"),  # it may begin with a hyphen
         )
 
     def tune_database(self) -> None:
