@@ -346,8 +346,9 @@ class Deployment(AirflowClient):
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__PARALLELISM": str(parallelism),
-            # A changed file is parsed at once; the default also parses every unchanged one each 30 s.
-            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
+            # Half as often as by default, for speed. This is also how soon a file is parsed again if a busy machine
+            # did not parse it in time. A changed file does not wait for it.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             # With the default, Airflow removes the DAGs if the machine is suspended for a minute.
