@@ -723,6 +723,12 @@ MUTATIONS = {
         ),
         seed=247,
     ),
+    "cooling-lease-renewed": Mutation(
+        "R3: no heartbeat renews a lease that cools down",
+        _edited(NativeFormat.renew, ("condition = _NOT_COOLING_DOWN", 'condition = ""')),
+        test="tests/core/test_late_arrivals.py"
+        "::test_a_heartbeat_that_arrives_after_a_cool_down_changes_nothing",
+    ),
     "cools-down-with-processes-inside": Mutation(
         "R8: a lease cools down only if no process is inside",
         _edited(NativeFormat.renew, ("condition = _NONE_INSIDE", 'condition = ""')),

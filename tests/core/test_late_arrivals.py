@@ -17,7 +17,7 @@ from airflow_dynamo_lock.core.lock import requests
 from airflow_dynamo_lock.core.model.edits import Change, CoolDown, Drain, Edit, Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import LockUnavailableError
 from airflow_dynamo_lock.core.model.limits import SHARED
-from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Renewed
+from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Lost, Released, Renewed
 from proof.simulator.stepped import HOURS, KEY, LOST_THEN_RETRIED, Host, Paused, World
 
 
@@ -224,6 +224,37 @@ def test_a_lease_cools_down_from_the_time_of_its_release(world: World, host: Hos
 
     assert not host.send(cool_down).refused
     assert world.record().holders["a"].renewed_at_ms == stamp.server_ms
+
+
+@pytest.mark.parametrize("applied_before", [True, False])
+def test_a_heartbeat_that_arrives_after_a_cool_down_changes_nothing(
+    world: World, host: Host, applied_before: bool
+) -> None:
+    """The cool-down may have set an earlier time. So the heartbeat would be in order again, restore its version if it
+    was applied before, and keep the slots for longer than `min_hold`. (Found by a simulated history, seed 11424.)"""
+    host.take(min_hold_ms=60_000)
+    ahead = _behind(world, "a", -3.0)
+    late = ahead.operations.requests.format.renew(KEY, "a", 30_000, ahead.stamp(), Heartbeat())
+    if applied_before:
+        assert not host.send(late).refused
+    assert isinstance(host.release(), Released)
+    before = world.item()
+    assert world.record().holders["a"].cooling_down
+
+    assert host.send(late).refused
+    assert world.item() == before
+
+
+def test_the_heartbeat_of_a_lease_that_was_released_within_min_hold_is_answered_by_lost(
+    world: World, host: Host
+) -> None:
+    """As if the release had freed the slots: another process has released the lease by its id."""
+    host.take(min_hold_ms=60_000)
+    Host(world, "b").release("a")
+    world.sent.clear()
+
+    assert isinstance(host.heartbeat(), Lost)
+    assert len(world.sent) == 1
 
 
 def test_heartbeats_in_the_order_of_their_stamps_take_one_request_each(world: World, host: Host) -> None:

@@ -82,6 +82,8 @@ class Renewing:
                 return Renewed(holder, stamp.at)  # an earlier attempt of the SDK was applied (R5)
             if holder.draining and isinstance(edit, Change | Enter | Drain):
                 return Draining(holder)
+            if holder.cooling_down:
+                return Lost(found, lease_id)  # it was released
             if isinstance(edit, Change) and edit.longer and lease_ms < holder.lease_ms:
                 raise LockValueError(
                     f"The lease {lease_id} of the lock {key!r} lasts {holder.lease_ms / 1000:g} s and cannot be made "

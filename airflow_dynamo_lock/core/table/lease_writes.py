@@ -28,6 +28,7 @@ _MIN_HOLD_OVER = f"({_NO_MIN_HOLD} OR #holders.#me.#hold_until <= :now)"
 
 
 _NOT_DRAINING = " AND attribute_not_exists(#holders.#me.#draining)"
+_NOT_COOLING_DOWN = " AND attribute_not_exists(#holders.#me.#cooling_down)"
 
 
 _NONE_INSIDE = " AND size(#holders.#me.#processes) = :zero"
@@ -56,7 +57,7 @@ class LeaseWrites(RenewalWrites):
         remove: list[str] = []
         match edit:
             case Heartbeat():
-                pass
+                condition = _NOT_COOLING_DOWN
             case Change():
                 update = (", #holders.#me.#lease_ms = :lease_ms" if edit.longer else "") + set_data(edit.data)
                 condition = _NOT_DRAINING + (
@@ -83,7 +84,7 @@ class LeaseWrites(RenewalWrites):
             lease_id,
             lease_ms,
             stamp,
-            # No process relies on a lease that cools down, so its time may be earlier.
+            # Nothing renews a lease that cools down, so its time may be earlier.
             stamp.server_ms if isinstance(edit, CoolDown) else renewed_at(stamp, seen),
             seen,
             update,
