@@ -67,7 +67,7 @@ class Renewed:
 
 @dataclass(frozen=True)
 class Lost:
-    """The lease is not, or no longer, among the holders.
+    """The lease is not, or no longer, among the holders; or it was released, and cools down.
 
     :ivar record: the lock as it is now; None if it has no record.
     :ivar lease_id: id of the lease.
