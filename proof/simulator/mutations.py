@@ -499,7 +499,7 @@ MUTATIONS = {
     "capacity-pinned-in-use": Mutation(
         "pinned capacity: if no holder was seen, pinning requires that there is still none",
         _edited(NativeFormat.set_capacity, ('("" if seen.holders else " AND size(#holders) = :zero")', '""')),
-        seed=2134,
+        seed=2316,
     ),
     "capacity-unpinned-in-use": Mutation(
         "pinned capacity: unpinning requires that there is no holder",
@@ -514,10 +514,17 @@ MUTATIONS = {
     ),
     "forget-at-once": Mutation(
         "R10: `forget` deletes a record only if its last token is old enough",
-        _edited(
-            Admin.forget, ("if not at_once:", "if False:"), ("None if at_once else", "None if True else")
-        ),
+        _edited(Admin.forget, ("if not at_once:", "if False:")),
         seed=1923,
+    ),
+    "forget-by-an-old-estimate": Mutation(
+        "R10: `forget` measures the age of the last token by a recent server time",
+        _edited(
+            Admin.forget,
+            ("yield from self.requests.fresh_stamp(key, token_age_ms, None)", "self.requests.stamp()"),
+        ),
+        test="tests/core/test_edges.py"
+        "::test_a_record_that_was_made_during_a_suspend_is_not_forgotten_at_once",
     ),
     "undo-of-one": Mutation(
         "R5: the undo of a set releases all of its locks",

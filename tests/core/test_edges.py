@@ -14,6 +14,7 @@ from botocore.exceptions import EndpointConnectionError
 
 from airflow_dynamo_lock import LockClient
 from airflow_dynamo_lock.client.options import ClaimOptions
+from airflow_dynamo_lock.core.effects import Sleep
 from airflow_dynamo_lock.core.model.edits import Enter, Heartbeat
 from airflow_dynamo_lock.core.model.errors import (
     LockLostError,
@@ -24,7 +25,7 @@ from airflow_dynamo_lock.core.model.errors import (
 from airflow_dynamo_lock.core.model.lease import Term
 from airflow_dynamo_lock.core.model.limits import SHARED
 from airflow_dynamo_lock.core.model.outcomes import Busy, Granted, Released, Renewed
-from proof.simulator.stepped import KEY, TABLE, Host, World, a_lease
+from proof.simulator.stepped import HOURS, KEY, TABLE, Host, World, a_lease
 from tests.core.test_queue import waiting, woken
 
 #: DynamoDB's limit for the text of an expression, in bytes.
@@ -168,6 +169,26 @@ def test_a_dead_holder_without_a_date_is_found_by_observation(world: World) -> N
     assert isinstance(other.take(), Granted)
 
 
+def test_a_record_that_was_made_during_a_suspend_is_not_forgotten_at_once(world: World) -> None:
+    """The host's clock gains a minute in a week, which is more than the age that the last token must have. (Found by a
+    simulated history, seed 60093.)"""
+    host, other = Host(world, "host", clock_rate=1.0001), Host(world, "other")
+    other.take()
+    other.release()
+    forget = host.start(host.operations.admin.forget(KEY)).step()
+    assert isinstance(forget.effect, Sleep)
+    world.now += 7 * 24 * HOURS
+    assert other.run(other.operations.admin.forget(KEY))
+    other.take("next")
+    other.release("next")
+    released = world.now
+
+    forget.effect = Sleep(0.0)  # its time passed during the week
+    assert forget.finish()
+
+    assert world.now > released + 10.0
+
+
 def test_forget_without_a_date_uses_the_host_clock(world: World) -> None:
     """Without dates, a record may be deleted only if the hosts' clocks are right (docs/protocol.md)."""
     first = undated(world, 2.0)
@@ -175,7 +196,8 @@ def test_forget_without_a_date_uses_the_host_clock(world: World) -> None:
     first.release()
     waited = world.now
 
-    assert undated(world, -2.0).run(undated(world, -2.0).operations.admin.forget(KEY))
+    host = undated(world, -2.0)
+    assert host.run(host.operations.admin.forget(KEY))
 
     assert world.now - waited > 10.0
     assert undated(world, -2.0).take("next").token > token

@@ -142,13 +142,16 @@ class Admin:
                 return True
             if record.holders or record.queue_head is not None:
                 return False
+            latest_token = None
             if not at_once:
                 now_ms = self.requests.stamp().best_ms
                 if record.token > now_ms + _AHEAD_MS:
                     return False
                 if (early_ms := record.token + token_age_ms - now_ms) > 0:
                     yield Sleep(early_ms / 1000)
-            latest_token = None if at_once else self.requests.stamp().best_ms - token_age_ms
+                # The machine may have been suspended meanwhile, and the next record may already be in use.
+                stamp = yield from self.requests.fresh_stamp(key, token_age_ms, None)
+                latest_token = stamp.best_ms - token_age_ms
             reply: Reply = yield self.requests.format.forget(key, latest_token)
             if not reply.refused:
                 return True
