@@ -79,7 +79,6 @@ chaos: .venv/.dev
 
 FIGURES = .cache/figures
 figures: .venv/.dev
-	@mkdir -p $(FIGURES)
 	.venv/bin/python -m proof.simulator --histories 100000 --first 1 --report $(FIGURES)/histories.json
 	.venv/bin/python -m proof.chaos --minutes $(MINUTES) --report $(FIGURES)/chaos.json
 	.venv/bin/python -m proof.airflow.chaos --minutes $(MINUTES) --deployments 2 --report $(FIGURES)/chaos-airflow.json

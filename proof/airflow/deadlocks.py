@@ -22,6 +22,7 @@ from deployments.ctrl_c import leaving_on_ctrl_c
 from deployments.deployment import Deployment
 from proof.airflow.lease_uses import violations
 from proof.airflow.testbed import Testbed, start_testbed
+from proof.reports import add_report_option
 
 DAG_ID = "crossed"
 #: The deployments of a testbed for these rounds.
@@ -135,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proof.airflow.deadlocks", description=__doc__)
     parser.add_argument("--times", type=int, default=50, help="rounds of each kind (default: 50)")
     parser.add_argument("--batch", type=int, default=2, help="rounds at the same time (default: 2)")
-    parser.add_argument("--report", type=Path, help="JSON file to write the figures to")
+    add_report_option(parser)
     options = parser.parse_args(arguments)
     begun = time.monotonic()
     with (

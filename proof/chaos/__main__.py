@@ -14,6 +14,7 @@ from deployments.ctrl_c import leaving_on_ctrl_c
 from deployments.engines import DynamoDBLocal, Engine, MotoServer
 from proof.chaos.report import Report, as_json, as_text, report
 from proof.chaos.run import ChaosRun
+from proof.reports import add_report_option
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (MotoServer, DynamoDBLocal)}
 
@@ -33,7 +34,7 @@ def main() -> int:
         default="both",
         help="engine to run on (default: %(default)s, at the same time)",
     )
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the figures to FILE, as JSON")
+    add_report_option(parser)
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="write the evidence into FOLDER")
     parser.add_argument(
         "--careless",

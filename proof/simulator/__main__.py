@@ -25,6 +25,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from proof.reports import add_report_option
 from proof.simulator.history import play
 from proof.simulator.many import BATCH, Summary, find, play_many, quiet
 from proof.simulator.mutations import MUTATIONS, spoilt
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="names of rules: break each one, and check that its unit test fails",
     )
     parser.add_argument("--idle", action="store_true", help="use only idle CPU time (Linux)")
-    parser.add_argument("--report", type=Path, help="JSON file to write the results to")
+    add_report_option(parser)
     options = parser.parse_args(arguments)
     if options.seed is not None:
         return show_one(options.seed, options.spoilt)

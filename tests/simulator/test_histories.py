@@ -73,6 +73,14 @@ def test_the_invariants_hold_in_very_many_histories(tmp_path: Path) -> None:
     print(json.dumps(figures, indent=2))
 
 
+def test_a_report_is_written_into_a_new_folder(tmp_path: Path) -> None:
+    report = tmp_path / "new" / "histories.json"
+    play = [sys.executable, "-m", "proof.simulator", "--first", "1", "--histories", "1"]
+    run = subprocess.run([*play, "--report", str(report)], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert json.loads(report.read_text())["histories"] == 1
+
+
 def test_after_an_interrupt_the_histories_until_then_are_reported() -> None:
     run = subprocess.run(
         [sys.executable, "-c", INTERRUPT], capture_output=True, text=True, start_new_session=True

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
-from pathlib import Path
 
 import httpx
 import psutil
@@ -27,6 +26,7 @@ from proof.airflow.chaos.state import ChaosState, NoTarget, StartedRun
 from proof.airflow.chaos.troubles import TROUBLES
 from proof.airflow.lease_uses import Violation, overtime, violations
 from proof.airflow.testbed import LEASE, POLL, Testbed, start_testbed
+from proof.reports import add_report_option
 
 NAMES = ("north", "south")
 KEYS = tuple(f"chaos/{name}" for name in ("orders", "customers", "stock"))
@@ -74,7 +74,7 @@ def main() -> int:
         default=1,
         help="number of deployments that share the lock table (default: %(default)s)",
     )
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the figures to FILE, as JSON")
+    add_report_option(parser)
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"--seed {seed}", flush=True)
