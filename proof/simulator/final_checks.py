@@ -22,6 +22,8 @@ from proof.simulator.world import Process
 _NOTICE = 1.1
 # Seconds from a loss until the guard has stopped the work, on the slowest clock, and some steps of its process.
 _STOP, _STOP_TOLERANCE = 3.0 / 0.95, 0.3
+# Seconds by which the end of a lease may differ between two computations of it.
+_ROUNDING = 1e-6
 # Seconds that the undo of a set takes, key by key. A claim that arrives meanwhile is undone in part.
 _UNDO = 0.031
 
@@ -88,7 +90,7 @@ def _check_stopped(checker: Checker, use: LeaseUse) -> None:
     if lost == NEVER or use.left <= lost:
         return
     runs_out = max(until for at, until in use.term.history if at <= lost)
-    failing = use.term.lost == "no heartbeat has succeeded in time" and lost < runs_out
+    failing = use.term.lost == "no heartbeat has succeeded in time" and lost < runs_out - _ROUNDING
     left = min(use.left, checker.world.now)
     late = _running(use.process, lost, left) - (runs_out - lost if failing else _STOP)
     if late > _STOP_TOLERANCE:

@@ -163,7 +163,10 @@ class QueueChecker:
         for stamped in (after, *(each["M"] for each in after.get("holders", {}).get("M", {}).values())):
             if "renewed_at" in stamped:
                 at = min(at, int(stamped["renewed_at"]["N"]) / 1000 - BEGIN)
-        self._heartbeats[key, entry].append((self.world.now, at + self._surely_alive))
+        heartbeats, counts_until = self._heartbeats[key, entry], at + self._surely_alive
+        if "about" in after and any(until > counts_until for _, until in heartbeats):
+            heartbeats.clear()  # a late copy of an earlier write of the item has restored its time
+        heartbeats.append((self.world.now, counts_until))
 
     def record_written(self, key: str, before: Item | None, after: Item) -> None:
         """Record a write of a lock record: its free slots, and the heartbeats of its holders."""
