@@ -84,14 +84,19 @@ def _check_notice(checker: Checker, use: LeaseUse) -> None:
 
 
 def _check_stopped(checker: Checker, use: LeaseUse) -> None:
-    """Check that the guard stopped the work in time: before the end of a lease that it gave up because heartbeats
-    failed, and within `_STOP` after any other loss. Only seconds in which the process ran count."""
+    """Check that the guard stopped the work in time: before the end of the lease if heartbeats failed, and within
+    `_STOP` after any other loss. Only seconds in which the process ran count.
+
+    A process that was suspended just before the end may notice only then that heartbeats have failed.
+    """
     lost = use.term.lost_at
     if lost == NEVER or use.left <= lost:
         return
     runs_out = max(until for at, until in use.term.history if at <= lost)
-    failing = use.term.lost == "no heartbeat has succeeded in time" and lost < runs_out - _ROUNDING
     left = min(use.left, checker.world.now)
+    noticed_early = lost < runs_out - _ROUNDING
+    ran_before = _running(use.process, lost - _NOTICE, lost) > _NOTICE - _STOP_TOLERANCE
+    failing = use.term.lost == "no heartbeat has succeeded in time" and (noticed_early or ran_before)
     late = _running(use.process, lost, left) - (runs_out - lost if failing else _STOP)
     if late > _STOP_TOLERANCE:
         checker.report(
