@@ -15,6 +15,7 @@ from proof.simulator.checker import Checker
 from proof.simulator.dynamodb import ItemKey
 from proof.simulator.expressions import Item
 from proof.simulator.lease_use import NEVER, Grant, LeaseUse
+from proof.simulator.threads import MAX_DELAY
 from proof.simulator.world import Process
 
 # Seconds within which a holder is notified of its loss: one by the slowest clock, and some steps of its
@@ -87,7 +88,7 @@ def _check_stopped(checker: Checker, use: LeaseUse) -> None:
     """Check that the guard stopped the work in time: before the end of the lease if heartbeats failed, and within
     `_STOP` after any other loss. Only seconds in which the process ran count.
 
-    A process that was suspended just before the end may notice only then that heartbeats have failed.
+    A process that was suspended just before the end may notice only afterwards that heartbeats have failed.
     """
     lost = use.term.lost_at
     if lost == NEVER or use.left <= lost:
@@ -95,8 +96,9 @@ def _check_stopped(checker: Checker, use: LeaseUse) -> None:
     runs_out = max(until for at, until in use.term.history if at <= lost)
     left = min(use.left, checker.world.now)
     noticed_early = lost < runs_out - _ROUNDING
-    ran_before = _running(use.process, lost - _NOTICE, lost) > _NOTICE - _STOP_TOLERANCE
-    failing = use.term.lost == "no heartbeat has succeeded in time" and (noticed_early or ran_before)
+    pauses = [each for each in use.process.pauses if each[1] - each[0] > MAX_DELAY]
+    suspended = any(begin < runs_out and end > runs_out - _NOTICE for begin, end in pauses)
+    failing = use.term.lost == "no heartbeat has succeeded in time" and (noticed_early or not suspended)
     late = _running(use.process, lost, left) - (runs_out - lost if failing else _STOP)
     if late > _STOP_TOLERANCE:
         checker.report(

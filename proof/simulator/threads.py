@@ -26,7 +26,7 @@ from proof.simulator.network import Network, Sdk
 from proof.simulator.world import Handle, Process, World
 
 #: Probability that a thread is delayed when it reads the clock, and the maximum delay in seconds.
-_DELAY_PROBABILITY, _MAX_DELAY = 0.05, 0.05
+_DELAY_PROBABILITY, MAX_DELAY = 0.05, 0.05
 
 
 class Thread(greenlet):
@@ -83,7 +83,7 @@ class Thread(greenlet):
         """Delay the thread with the probability `_DELAY_PROBABILITY`, so that other threads overtake it."""
         if self.process.alive and world.random.random() < _DELAY_PROBABILITY:
             begun = world.now
-            self.wait(Wakeup(self), world.random.random() * _MAX_DELAY)
+            self.wait(Wakeup(self), world.random.random() * MAX_DELAY)
             self.process.pauses.append((begun, world.now))
 
     def resume(self, *arguments: Any) -> None:
