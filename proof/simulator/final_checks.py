@@ -73,10 +73,8 @@ def _check_notice(checker: Checker, use: LeaseUse) -> None:
 
     Only seconds in which its process ran count.
     """
-    history, process = use.term.history, use.process
-    lost = use.term.lost_at
-    _, runs_out = max(((at, until) for at, until in history if at <= lost), key=lambda each: each[1])
-    until = min(lost, use.left, checker.world.now)
+    process, runs_out = use.process, use.term.runs_out_at
+    until = min(use.term.lost_at, use.left, checker.world.now)
     if _running(process, runs_out, until) > _NOTICE:
         checker.report(
             f"{use.lease.lease_id} ran out at {runs_out:.3f}, "
@@ -93,11 +91,13 @@ def _check_stopped(checker: Checker, use: LeaseUse) -> None:
     lost = use.term.lost_at
     if lost == NEVER or use.left <= lost:
         return
-    runs_out = max(until for at, until in use.term.history if at <= lost)
+    runs_out = use.term.runs_out_at
     left = min(use.left, checker.world.now)
     noticed_early = lost < runs_out - _ROUNDING
-    pauses = [each for each in use.process.pauses if each[1] - each[0] > MAX_DELAY]
-    suspended = any(begin < runs_out and end > runs_out - _NOTICE for begin, end in pauses)
+    suspended = any(
+        end - begin > MAX_DELAY and begin < runs_out and end > runs_out - _NOTICE
+        for begin, end in use.process.pauses
+    )
     failing = use.term.lost == "no heartbeat has succeeded in time" and (noticed_early or not suspended)
     late = _running(use.process, lost, left) - (runs_out - lost if failing else _STOP)
     if late > _STOP_TOLERANCE:

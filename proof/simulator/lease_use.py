@@ -41,6 +41,12 @@ class RecordedTerm(Term):
         """True time of the loss; `NEVER` if the lease was not lost."""
         return min((at for at, until in self.history if until == -NEVER), default=NEVER)
 
+    @property
+    def runs_out_at(self) -> float:
+        """True time at which the lease ends, or would have ended if it had not been lost before."""
+        lost = self.lost_at
+        return max(until for at, until in self.history if at <= lost)
+
 
 @dataclass
 class LeaseUse:
