@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.environments import ROOT
 from deployments.ctrl_c import leaving_on_ctrl_c
+from proof.reports import output_file
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 MOTO, LOCAL = "moto", "dynamodb-local"
@@ -51,7 +52,7 @@ def main() -> int:
         "--engine", choices=[MOTO, LOCAL], help="engine for all parts (default: one chosen for each part)"
     )
     parser.add_argument(
-        "--results", type=Path, default=RESULTS, help="file with the results (default: %(default)s)"
+        "--results", type=output_file, default=RESULTS, help="file with the results (default: %(default)s)"
     )
     parser.add_argument(
         "--page", action="store_true", help="generate the page from the stored results, without measuring"
@@ -61,7 +62,6 @@ def main() -> int:
     results: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {}
     for part in [] if options.page else options.only:
         results[part] = _measure(part, options.engine or PARTS[part])
-        options.results.parent.mkdir(exist_ok=True)
         options.results.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     if options.results == RESULTS:
         from bench.page import write

@@ -5,6 +5,6 @@
 | `simulator` | plays the real clients in simulated time against a seeded adversary, and breaks rules on purpose |
 | `chaos` | disturbs real processes on real engines: kills, pauses, lost answers |
 | `airflow` | disturbs real Airflow deployments |
-| `reports` | the option that names a file for what these have measured |
+| `reports` | the options that name files for what these have measured |
 | `figures` | writes what these have measured into docs/reliability.md |
 """

@@ -1,4 +1,4 @@
-"""The option ``--report`` of the programs that measure: the file that `proof.figures` reads."""
+"""The files for what the programs have measured: `proof.figures` reads those of the option ``--report``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 
 
 def add_report_option(parser: ArgumentParser) -> None:
-    parser.add_argument("--report", type=_file, metavar="FILE", help="write the figures to FILE, as JSON")
+    parser.add_argument(
+        "--report", type=output_file, metavar="FILE", help="write the figures to FILE, as JSON"
+    )
 
 
-def _file(name: str) -> Path:
-    """Make the folder at once: a run of many minutes must not end without a place for its figures."""
+def output_file(name: str) -> Path:
+    """The type of an option that names a file. It makes the folder at once: a run of many minutes must not end without
+    a place for its figures."""
     file = Path(name)
     file.parent.mkdir(parents=True, exist_ok=True)
     return file
